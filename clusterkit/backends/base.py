@@ -230,8 +230,6 @@ class Backend(Protocol):
     """A place where runs live. It is entered for the length of a command; connections and locks are given back then.
 
     Attributes:
-        place: that it was made for.
-        say: gets what is being done and waited for.
         where: names the place in sentences, such as `on cluster lab`; empty for this machine.
     """
 

@@ -171,7 +171,6 @@ async def follow_watch(
     """Show what is scored until the job ends.
 
     Args:
-        local: folder that results are copied to.
         show: gets the folder of every checkpoint's results.
 
     Raises:
@@ -217,7 +216,6 @@ async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:
 
     Args:
         output: folder of evaluations there.
-        local: folder that they are copied to.
 
     Returns the folder of the results here.
 

@@ -27,12 +27,7 @@ class State(StrEnum):
 
 
 class StepFailedError(Exception):
-    """A step failed on one host.
-
-    Args:
-        message: one sentence.
-        kind: how the connection failed; None where it did not.
-    """
+    """A step failed on one host. kind: how the connection failed; None where it did not."""
 
     def __init__(
         self,

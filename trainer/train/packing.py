@@ -89,7 +89,6 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     collectives equally often.
 
     Args:
-        groups: groups of rows, from `prefix_groups`.
         lengths: tokens of every row, by the row's number.
         budget: most distinct tokens of a micro-batch.
 

@@ -79,12 +79,7 @@ class _CopiedRun:
 
 
 class Copies:
-    """Connections to a cluster, and what they have brought here.
-
-    Args:
-        folder: where the copies lie.
-        fileroot: where the runs lie there.
-    """
+    """Connections to a cluster, and what they have brought here. fileroot: where the runs lie there."""
 
     def __init__(self, selection: Selection, folder: Path, fileroot: str) -> None:
         self.selection, self.folder, self.fileroot = selection, folder, fileroot

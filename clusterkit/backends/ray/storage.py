@@ -104,7 +104,6 @@ async def fetch_records(
     Args:
         fileroot: where the runs lie there.
         into: fileroot of the copies.
-        trial: only this one.
         metrics: metrics.jsonl as well.
 
     Raises:

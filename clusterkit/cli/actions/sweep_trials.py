@@ -60,9 +60,6 @@ def train_in_turn(backend: Backend, runs: Sequence[SweptRun], again: str, *, sho
 def submit_all(backend: Backend, runs: Sequence[SweptRun], again: str, *, detach: bool) -> str:
     """Have a job for every trial that is not complete, and wait until all have ended.
 
-    Args:
-        backend: of a cluster or Slurm.
-
     Returns what goes on without us; empty where all have ended.
     """
     for run in runs:

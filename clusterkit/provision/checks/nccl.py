@@ -152,7 +152,6 @@ async def _without_a_part(
     """Try again without the parts that may be at fault, until one try goes through.
 
     Args:
-        run: runs the ranks with these settings.
         results: of the try with what NCCL chooses by itself.
         world: number of ranks.
 

@@ -25,8 +25,6 @@ def heldout_lines(tasks: Sequence[HeldoutTask], number: int, width: int, full: b
     """Return one task section by section, and below it which others there are.
 
     Args:
-        tasks: all that are recorded.
-        number: of the one that is shown.
         width: of the terminal, in characters.
     """
     task, width = tasks[number], min(max(width, NARROWEST), WIDEST)
