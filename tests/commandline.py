@@ -1,11 +1,20 @@
-"""Parse a command line as clusterkit does, without running it."""
+"""Type a command like a user, or parse its line as clusterkit does without running it."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from clusterkit.cli.hostoptions import expand_arguments
 from clusterkit.cli.main import HOST_COMMANDS
+
+
+def run_clusterkit(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `clusterkit WORDS` to its end. options: of subprocess.run."""
+    command = [sys.executable, "-m", "clusterkit.cli.main", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
 
 
 def parsed(group: Any, words: list[str]) -> dict[str, Any]:

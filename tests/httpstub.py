@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 
 class Hang:
@@ -87,3 +88,33 @@ class HttpStub:
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload)
         await writer.drain()
         return True
+
+
+class StubThread:
+    """An `HttpStub` on a thread of its own, for code that waits; `url` is known within the block."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._ready, self._done = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def answer(self, stub: HttpStub, path: str, body: dict[str, Any]) -> Answer:
+        """Answer a request."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(30)
+
+    async def _serve(self) -> None:
+        stub = HttpStub(lambda _, path, body: self.answer(stub, path, body))
+        async with stub:
+            self.url = stub.url
+            self._ready.set()
+            while not self._done.is_set():
+                await asyncio.sleep(0.02)

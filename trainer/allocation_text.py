@@ -30,11 +30,7 @@ _EXAMPLES = "such as sglang.d4p1m1+d2p2m1, sglang:d4t1+fsdp:d4, or rollout.backe
 
 
 def parse(text: str) -> Allocation:
-    """Read an allocation in any dialect.
-
-    Raises:
-        AllocationError: with a caret under the wrong character.
-    """
+    """Read an allocation in any dialect. Raises AllocationError, with a caret under the wrong character."""
     text = re.sub(r"\s", " ", text)
     if not text.strip():
         raise AllocationError(text, 0, "an empty allocation_mode", f"write one {_EXAMPLES}")

@@ -35,13 +35,13 @@ from trainer.config_parts import (
     MonitorConfig,
     RolloutConfig,
     ServersConfig,
+    SupervisedConfig,
     TrainConfig,
     TrainerConfig,
     WarmupConfig,
     WeightsConfig,
 )
 from trainer.config_rewards import AnyRewardConfig, BoxedConfig
-from trainer.config_supervised import SupervisedConfig
 from trainer.config_tasks import (
     AnyTaskConfig,
     FactsConfig,

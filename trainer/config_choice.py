@@ -34,21 +34,13 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Choice:
-    """The classes of a section. In an annotation's metadata it is the discriminator of a pydantic union.
+    """The classes of a section. In an annotation's metadata it is the discriminator of a pydantic union."""
 
-    Attributes:
-        section: name of the section, such as task.
-        default: the choice where none is typed.
-        ours: our classes by name.
-        own: class for every other name, which refuses unknown ones.
-        key: the field that holds the name.
-    """
-
-    section: str
-    default: str
-    ours: Mapping[str, type[Section]]
-    own: type[Section]
-    key: str = "name"
+    section: str  # name of the section, such as task
+    default: str  # the choice where none is typed
+    ours: Mapping[str, type[Section]]  # our classes by name
+    own: type[Section]  # class for every other name, which refuses unknown ones
+    key: str = "name"  # the field that holds the name
 
     @classmethod
     def by_name(cls, section: str, own: type[OwnSection], *ours: type[Section]) -> Choice:

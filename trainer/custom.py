@@ -78,11 +78,7 @@ def load_class(setting: str, name: str, code_dir: str = "") -> type[Any]:
 
 
 def make(setting: str, name: str, code_dir: str, *arguments: Any) -> Any:
-    """Instantiate a class of the user's own.
-
-    Raises:
-        UserError: as `load_class`, or the class refuses the arguments.
-    """
+    """Instantiate a class of the user's own. Raises UserError as `load_class`, or the class refuses the arguments."""
     cls = load_class(setting, name, code_dir)
     try:
         return cls(*arguments)

@@ -26,12 +26,13 @@ def refuse_pointer(path: Path) -> None:
             )
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text`, durably. Raises OSError, which names the path."""
+def write_atomic(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace `path` by `text`, durably; mode: of the file, less the umask. Raises OSError, which names the path."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):
         try:
-            with temporary.open("w", encoding="utf-8") as file:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -35,36 +35,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command goes.
+    """Where a command goes."""
 
-    Attributes:
-        mode: key of `clusterkit.backends.table.BACKENDS`.
-        hosts: how the hosts of a cluster are reached; None for this machine.
-        fileroot: --fileroot as typed; None for the place's own.
-        options: what the place itself is asked for, such as `SlurmOptions`.
-    """
-
-    mode: str = "local"
-    hosts: HostOptions | None = None
-    fileroot: str | None = None
-    options: object = None
+    mode: str = "local"  # key of `clusterkit.backends.table.BACKENDS`
+    hosts: HostOptions | None = None  # how the hosts of a cluster are reached; None for this machine
+    fileroot: str | None = None  # --fileroot as typed; None for the place's own
+    options: object = None  # what the place itself is asked for, such as `SlurmOptions`
 
 
 @dataclass(frozen=True)
 class RunSelector:
-    """Which run a command means: the newest, or the one that is alive, among those that fit.
+    """Which run a command means: the newest, or the one that is alive, among those that fit."""
 
-    Attributes:
-        experiment: its experiment; None for any.
-        trial: its trial; None for any.
-        user: whose; None for our own.
-        fileroot: the folder of runs that it is in; None for the place's own.
-    """
-
-    experiment: str | None = None
-    trial: str | None = None
-    user: str | None = None
-    fileroot: str | None = None
+    experiment: str | None = None  # its experiment; None for any
+    trial: str | None = None  # its trial; None for any
+    user: str | None = None  # whose; None for our own
+    fileroot: str | None = None  # the folder of runs that it is in; None for the place's own
 
     def __str__(self) -> str:
         return f"{self.experiment or '*'}/{self.trial or '*'}"
@@ -97,23 +83,14 @@ class LogName:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run as it was typed, resolved for its place.
+    """A run as it was typed, resolved for its place."""
 
-    Attributes:
-        config: with the paths of the place.
-        named: the user chose the trial's name.
-        once: do not start a new trial where the same run is complete.
-        own_code: files of the user's own classes to be sent along, path and content.
-        typed: the configuration with the paths of this machine; `config` where that is the same.
-        assets: models and data sets that the place has to have.
-    """
-
-    config: RunConfig
-    named: bool = False
-    once: bool = False
-    own_code: tuple[tuple[str, bytes], ...] = ()
-    typed: RunConfig | None = None
-    assets: tuple[NodeAsset, ...] = ()
+    config: RunConfig  # with the paths of the place
+    named: bool = False  # the user chose the trial's name
+    once: bool = False  # do not start a new trial where the same run is complete
+    own_code: tuple[tuple[str, bytes], ...] = ()  # files of the user's own classes to be sent along, path and content
+    typed: RunConfig | None = None  # the configuration with the paths of this machine; `config` where that is the same
+    assets: tuple[NodeAsset, ...] = ()  # models and data sets that the place has to have
 
     @property
     def fingerprint(self) -> str:
@@ -125,36 +102,22 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What `start` would do; nothing is written yet.
-
-    Attributes:
-        request: the run.
-        trial: the trial that is meant; None where only the place knows.
-        facts: what `train --dry-run --json` tells of the place besides.
-        script: text of the batch script that would be submitted.
-    """
+    """What `start` would do; nothing is written yet."""
 
     request: RunRequest
-    trial: Trial | None = None
-    facts: tuple[tuple[str, str], ...] = ()
-    script: str = ""
+    trial: Trial | None = None  # the trial that is meant; None where only the place knows
+    facts: tuple[tuple[str, str], ...] = ()  # what `train --dry-run --json` tells of the place besides
+    script: str = ""  # text of the batch script that would be submitted
 
 
 @dataclass(frozen=True)
 class SubmittedRun:
-    """A run that was started.
+    """A run that was started."""
 
-    Attributes:
-        state: started, attached (it runs already) or complete (nothing is left to train).
-        run: its folder, as the place names it.
-        submission_id: its job, which goes on without us; empty where the command itself trains.
-        resume_step: the step after which it goes on; 0 for the beginning.
-    """
-
-    state: str
-    run: RunDirectory
-    submission_id: str = ""
-    resume_step: int = 0
+    state: str  # started, attached (it runs already) or complete (nothing is left to train)
+    run: RunDirectory  # its folder, as the place names it
+    submission_id: str = ""  # its job, which goes on without us; empty where the command itself trains
+    resume_step: int = 0  # the step after which it goes on; 0 for the beginning
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -186,21 +149,13 @@ class SubmittedRun:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        status: completed, interrupted, failed or killed.
-        exit_code: of the command.
-        message: what to tell on stderr.
-        summary: its closing table, where it has one.
-        global_step: its last step.
-    """
-
-    status: str
-    exit_code: int
-    message: str
-    summary: dict[str, Any] | None
-    global_step: int
+    status: str  # completed, interrupted, failed or killed
+    exit_code: int  # of the command
+    message: str  # what to tell on stderr
+    summary: dict[str, Any] | None  # its closing table, where it has one
+    global_step: int  # its last step
 
     def as_dict(self, run: RunDirectory) -> dict[str, Any]:
         """For --json."""
@@ -218,78 +173,46 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class StoppedRun:
-    """A run that was ended. The fields are those of `clusterkit stop --json`.
+    """A run that was ended. The fields are those of `clusterkit stop --json`."""
 
-    Attributes:
-        run: its name.
-        forced: it was given no time for a recover checkpoint, or took too long for it.
-        message: how that went, and what the same train command does now.
-    """
-
-    run: str
-    forced: bool
-    message: str
+    run: str  # its name
+    forced: bool  # it was given no time for a recover checkpoint, or took too long for it
+    message: str  # how that went, and what the same train command does now
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One look at a run and its place.
+    """One look at a run and its place."""
 
-    Attributes:
-        facts: for --json.
-        lines: for people.
-        exit_code: of `clusterkit status`.
-        over: whether nothing will change any more.
-    """
-
-    facts: dict[str, Any]
-    lines: list[str]
-    exit_code: int
-    over: bool
+    facts: dict[str, Any]  # for --json
+    lines: list[str]  # for people
+    exit_code: int  # of `clusterkit status`
+    over: bool  # whether nothing will change any more
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log file of a run. Both functions raise RunError where it cannot be read.
+    """A log file of a run. Both functions raise RunError where it cannot be read."""
 
-    Attributes:
-        path: as the place names it.
-        size: gives the bytes that it has now.
-        read: gives at most so many bytes from an offset on; fewer only at its end.
-    """
-
-    path: Path
-    size: Callable[[], int]
-    read: Callable[[int, int], bytes]
+    path: Path  # as the place names it
+    size: Callable[[], int]  # gives the bytes that it has now
+    read: Callable[[int, int], bytes]  # gives at most so many bytes from an offset on; fewer only at its end
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a place works on, or has worked on. The fields are those of `clusterkit jobs --json`.
+    """What a place works on, or has worked on. The fields are those of `clusterkit jobs --json`."""
 
-    Attributes:
-        submission_id: names it there: an ID, a number, `process 123`.
-        status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
-        message: why it is so, in the place's words.
-        started: Unix seconds; None where it has not been.
-        ended: Unix seconds; None where it has not.
-        user: whose; None where that is not known.
-        submitted_from: user and machine that submitted it.
-        experiment: of its run; `eval` for an evaluation.
-        trial: of its run; the name of an evaluation's folder.
-        run_dir: folder of its run.
-    """
-
-    submission_id: str
-    status: str
-    message: str = ""
-    started: float | None = None
-    ended: float | None = None
-    user: str | None = None
-    submitted_from: str | None = None
-    experiment: str | None = None
-    trial: str | None = None
-    run_dir: str | None = None
+    submission_id: str  # names it there: an ID, a number, `process 123`
+    status: str  # PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED
+    message: str = ""  # why it is so, in the place's words
+    started: float | None = None  # Unix seconds; None where it has not been
+    ended: float | None = None  # Unix seconds; None where it has not
+    user: str | None = None  # whose; None where that is not known
+    submitted_from: str | None = None  # user and machine that submitted it
+    experiment: str | None = None  # of its run; `eval` for an evaluation
+    trial: str | None = None  # of its run; the name of an evaluation's folder
+    run_dir: str | None = None  # folder of its run
 
     @property
     def alive(self) -> bool:
@@ -307,8 +230,6 @@ class Backend(Protocol):
     """A place where runs live. It is entered for the length of a command; connections and locks are given back then.
 
     Attributes:
-        place: that it was made for.
-        say: gets what is being done and waited for.
         where: names the place in sentences, such as `on cluster lab`; empty for this machine.
     """
 
@@ -327,7 +248,6 @@ class Backend(Protocol):
         """Resolve what was typed for this place.
 
         Args:
-            preset: its name.
             task: its name; None for the preset's own.
             settings: KEY=VALUE words.
 
@@ -360,8 +280,6 @@ class Backend(Protocol):
         """Show a run until it ends. A Ctrl-C is raised as KeyboardInterrupt where the run goes on without us.
 
         Args:
-            submitted: the run.
-            progress: shows it.
             again: the command that goes on with it.
         """
 
@@ -369,9 +287,7 @@ class Backend(Protocol):
         """End the run that is alive.
 
         Args:
-            selector: which run.
             deadline: seconds for its recover checkpoint, until it is ended by force.
-            force: end it at once.
 
         Raises:
             RunError: none is alive, or it cannot be ended. UserError: several are alive.
@@ -381,8 +297,6 @@ class Backend(Protocol):
         """A log of the newest run.
 
         Args:
-            selector: which run.
-            name: which of its logs.
             patient: once it was found, wait where the place does not answer.
 
         Raises:
@@ -390,11 +304,7 @@ class Backend(Protocol):
         """
 
     def status(self, selector: RunSelector) -> Observation:
-        """Look at the newest run; again and again at the same one.
-
-        Raises:
-            RunError: there is no such run.
-        """
+        """Look at the newest run; again and again at the same one. Raises RunError where there is no such run."""
 
     def jobs(self) -> list[Job]:
         """What the place works on and, where it keeps that, has worked on, for all users; the oldest first.
@@ -437,7 +347,6 @@ def outcome_of_job(
     """How the run of a job ended: by its own last record, where the word of Ray or Slurm does not contradict it.
 
     Args:
-        history: its records.
         done: whether Ray or Slurm takes the job for a success.
         ended: how the job ended, for a run that says nothing itself.
         summary: reads its closing table.

@@ -75,11 +75,7 @@ class Runs:
         return look(Path(folder))
 
     def checkpoint_folder(self, typed: str) -> str:
-        """The folder of the place that --recover-from names.
-
-        Raises:
-            UserError: it has no such folder.
-        """
+        """The folder of the place that --recover-from names. Raises UserError where it has no such folder."""
         folder = Path(typed).expanduser().absolute()
         if not folder.is_dir():
             raise UserError(f"--recover-from {typed}: there is no such folder; a run is named EXPERIMENT/TRIAL")

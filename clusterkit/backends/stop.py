@@ -15,35 +15,22 @@ KILL_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A run that is alive.
+    """A run that is alive."""
 
-    Attributes:
-        name: for people.
-        interrupt: has it write a recover checkpoint and end.
-        kill: ends it at once.
-        alive: whether it still is.
-        resume_hint: what the same train command does now, as the end of a sentence.
-        stuck: what to do where it outlives even force.
-        poll_seconds: between two looks.
-    """
-
-    name: str
-    interrupt: Callable[[], object]
-    kill: Callable[[], object]
-    alive: Callable[[], bool]
-    resume_hint: Callable[[], str]
-    stuck: Callable[[], str]
-    poll_seconds: float
+    name: str  # for people
+    interrupt: Callable[[], object]  # has it write a recover checkpoint and end
+    kill: Callable[[], object]  # ends it at once
+    alive: Callable[[], bool]  # whether it still is
+    resume_hint: Callable[[], str]  # what the same train command does now, as the end of a sentence
+    stuck: Callable[[], str]  # what to do where it outlives even force
+    poll_seconds: float  # between two looks
 
 
 def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> StoppedRun:
     """End a run.
 
     Args:
-        run: the run.
         deadline: seconds until it is ended by force.
-        force: end it at once.
-        say: gets what is being waited for.
 
     Raises:
         RunError: it cannot be ended.
@@ -60,11 +47,7 @@ def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> StoppedR
 
 
 def require_one(names: Sequence[str]) -> None:
-    """Refuse to guess which of several living runs is meant.
-
-    Raises:
-        UserError: there are several.
-    """
+    """Refuse to guess which of several living runs is meant. Raises UserError where there are several."""
     if len(names) > 1:
         raise UserError(f"several runs are alive: {', '.join(names)}. Name one with --experiment and --trial")
 

@@ -30,10 +30,6 @@ BACKENDS = {
 def open_backend(place: Place, say: Say) -> Backend:
     """The backend of a place, to be entered.
 
-    Args:
-        place: where the command goes.
-        say: gets what is being done and waited for.
-
     Raises:
         UserError: the place is not known, or this machine cannot reach it.
     """

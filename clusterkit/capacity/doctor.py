@@ -32,17 +32,12 @@ _TRAINER = ("torch", "transformers")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a preset can be trained on this machine.
-
-    Attributes:
-        state: ready; wants something first (`why`); or no, for the reason `why`.
-        command: that trains it; empty for no.
-    """
+    """Whether a preset can be trained on this machine."""
 
     preset: str
-    state: Literal["ready", "wants", "no"]
+    state: Literal["ready", "wants", "no"]  # ready; wants something first (`why`); or no, for the reason `why`
     why: str
-    command: str
+    command: str  # that trains it; empty for no
 
 
 @dataclass(frozen=True)

@@ -49,44 +49,29 @@ print(json.dumps({{"version": "%d.%d.%d" % sys.version_info[:3], "packages": fou
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python and what it has.
+    """A Python and what it has."""
 
-    Attributes:
-        path: of its program.
-        version: empty where it does not run; `error` says why.
-        packages: version by name, of torch, engines, transformers, ray and clusterkit.
-        cuda: CUDA's version that its torch was built for; empty for a build without.
-    """
-
-    path: str
-    version: str = ""
-    packages: dict[str, str] | None = None
-    cuda: str = ""
+    path: str  # of its program
+    version: str = ""  # empty where it does not run; `error` says why
+    packages: dict[str, str] | None = None  # version by name, of torch, engines, transformers, ray and clusterkit
+    cuda: str = ""  # CUDA's version that its torch was built for; empty for a build without
     error: str = ""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine; sizes in bytes.
-
-    Attributes:
-        facts: of its GPUs and their driver, as `check` has them.
-        cuda: the newest CUDA that the driver knows; empty where it is unknown.
-        capabilities: compute capability of each GPU.
-        pythons: this command's first; then that which runs on GPUs, and those that variables name for engines.
-        gpu_python: path of the one that runs on GPUs.
-        disks: free bytes by folder.
-    """
+    """This machine; sizes in bytes."""
 
     system: str
     cores: int
     memory: int
-    facts: Facts
-    cuda: str
-    capabilities: tuple[str, ...]
+    facts: Facts  # of its GPUs and their driver, as `check` has them
+    cuda: str  # the newest CUDA that the driver knows; empty where it is unknown
+    capabilities: tuple[str, ...]  # compute capability of each GPU
     pythons: tuple[Interpreter, ...]
-    gpu_python: str
-    disks: dict[str, int]
+    """This command's first; then that which runs on GPUs, and those that variables name for engines."""
+    gpu_python: str  # path of the one that runs on GPUs
+    disks: dict[str, int]  # free bytes by folder
 
 
 def look(*folders: Path) -> Machine:

@@ -36,22 +36,16 @@ _MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 @dataclass(frozen=True)
 class PresetPlan:
-    """The plan of a preset.
-
-    Args:
-        gpu_memory_gib: of one GPU, as it is sold.
-        changes: for other hosts than the preset's.
-        step: time of a step; None if nobody has published one.
-        expected: what a step is expected to take, on each kind of GPU; nothing if that cannot be said.
-    """
+    """The plan of a preset."""
 
     resolved: Resolved
     config: RunConfig
-    gpu_memory_gib: float
-    changes: tuple[Change, ...]
+    gpu_memory_gib: float  # of one GPU, as it is sold
+    changes: tuple[Change, ...]  # for other hosts than the preset's
     findings: tuple[Finding, ...]
-    step: StepTime | None
+    step: StepTime | None  # time of a step; None if nobody has published one
     expected: tuple[ExpectedStep, ...] = ()
+    """What a step is expected to take, on each kind of GPU; nothing if that cannot be said."""
 
     @property
     def fits(self) -> bool:

@@ -79,7 +79,6 @@ def require_engine(config: RunConfig, python: str) -> None:
     """Raise UserError if SGLang is not there for a run's servers on this machine.
 
     Args:
-        config: the run.
         python: the interpreter of its trainer, which the servers share where nothing else is said.
     """
     if not config.gpus or config.engine != "sglang":

@@ -14,14 +14,7 @@ _TINY_VOCABULARY = 1024
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder like Llama and Qwen.
-
-    Args:
-        tied: input and output share the embedding.
-        context: in tokens; 0 if unknown.
-        attention_bias: on queries, keys and values (Qwen2).
-        head_norm: of queries and keys (Qwen3).
-    """
+    """A decoder like Llama and Qwen."""
 
     layers: int
     hidden: int
@@ -30,10 +23,10 @@ class ModelShape:
     head_dim: int
     intermediate: int
     vocabulary: int
-    tied: bool
-    context: int = 0
-    attention_bias: bool = False
-    head_norm: bool = False
+    tied: bool  # input and output share the embedding
+    context: int = 0  # in tokens; 0 if unknown
+    attention_bias: bool = False  # on queries, keys and values (Qwen2)
+    head_norm: bool = False  # of queries and keys (Qwen3)
 
     @property
     def layer_parameters(self) -> int:

@@ -21,11 +21,7 @@ class StepTime:
 
 
 def schedule(config: RunConfig) -> Schedule:
-    """Return the run's schedule for its number of training tasks.
-
-    Raises:
-        UserError: the tasks do not fill one batch.
-    """
+    """Return the run's schedule for its number of training tasks. Raises UserError: the tasks do not fill one batch."""
     return Schedule.of(config, training_size(config).tasks)
 
 
@@ -101,17 +97,12 @@ def measured_for(config: RunConfig, task: str) -> Measured | None:
 
 @dataclass(frozen=True)
 class _Point:
-    """A published step time.
-
-    Args:
-        factor: our trajectories per step over the published ones.
-        changed: settings that change the speed and differ from ours.
-    """
+    """A published step time."""
 
     measured: Measured
-    factor: float
+    factor: float  # our trajectories per step over the published ones
     memory_gib: float
-    changed: tuple[str, ...]
+    changed: tuple[str, ...]  # settings that change the speed and differ from ours
 
 
 _SPEED = ("agent.", "allocation_mode", "model.dtype", "rollout.max_", "task.num_documents")

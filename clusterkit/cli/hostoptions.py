@@ -54,9 +54,6 @@ def takes(command: Callable[..., Any], parameter: str, cls: Any, options: dict[s
     """Give a Typer command fields of a dataclass as options; it gets them as one parameter.
 
     Args:
-        command: the command.
-        parameter: its parameter.
-        cls: the dataclass.
         options: Typer's option of every field that is to be typed; the others keep their defaults.
     """
     signature = inspect.signature(command, eval_str=True)

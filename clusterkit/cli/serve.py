@@ -141,11 +141,7 @@ def judge(
 
 
 def _judges_of(run: RunOptions) -> JudgeOptions:
-    """The options of `serve judge` that name the same run.
-
-    Raises:
-        UserError: it is another user's.
-    """
+    """The options of `serve judge` that name the same run. Raises UserError where it is another user's."""
     if run.user:
         raise UserError(f"--user {run.user}: judge servers are listed and ended by the user who started them")
     return replace(JudgeOptions(), **{name: value for name in ("experiment", "trial") if (value := getattr(run, name))})

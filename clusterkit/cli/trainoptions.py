@@ -10,33 +10,19 @@ from clusterkit.cli.runoptions import RunOptions
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """A `train` command.
+    """A `train` command."""
 
-    Attributes:
-        overrides: KEY=VALUE words.
-        preset: its name.
-        task: its name; None for the preset's own.
-        run: what the options say about the place.
-        slurm: submit to Slurm.
-        slurm_options: fields of `SlurmOptions`.
-        recover_from: the run or folder to start from.
-        dry_run: print the plan; write nothing.
-        detach: come back once what is started is submitted.
-        as_json: print the result as JSON.
-        shown: whether progress is shown.
-    """
-
-    overrides: list[str]
+    overrides: list[str]  # KEY=VALUE words
     preset: str | None
-    task: str | None
-    run: RunOptions
+    task: str | None  # its name; None for the preset's own
+    run: RunOptions  # what the options say about the place
     slurm: bool
-    slurm_options: dict[str, Any]
-    recover_from: str | None
+    slurm_options: dict[str, Any]  # fields of `SlurmOptions`
+    recover_from: str | None  # the run or folder to start from
     dry_run: bool
     detach: bool
     as_json: bool
-    shown: bool
+    shown: bool  # whether progress is shown
 
     @property
     def settings(self) -> list[str]:

@@ -22,12 +22,7 @@ _REASONS = (
 
 
 def show_usage_error(error: Exception, arguments: Sequence[str]) -> bool:
-    """Print the message for an error of Typer about a command line; False for any other error.
-
-    Args:
-        error: as Typer raised it.
-        arguments: the command line.
-    """
+    """Print the message for an error of Typer about a command line; False for any other error."""
     if not isinstance(error, _UsageError):
         return False
     context: Any = getattr(error, "ctx", None)

@@ -17,18 +17,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check.
+    """The result of a check."""
 
-    Args:
-        host: its name; empty for a cluster as a whole.
-        fix: what to do; empty only if there is nothing to do.
-    """
-
-    host: str
+    host: str  # its name; empty for a cluster as a whole
     check: str
     level: Level
     message: str
-    fix: str = ""
+    fix: str = ""  # what to do; empty only if there is nothing to do
 
     def as_dict(self) -> dict[str, str]:
         """Return the shape of --json."""

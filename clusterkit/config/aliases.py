@@ -15,19 +15,14 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Renamed:
-    """A key that is one or more of ours.
+    """A key that is one or more of ours."""
 
-    Args:
-        keys: our keys.
-        values: our values by theirs in lower case; other values stay as typed.
-        convert: returns the text for each of `keys`.
-        beside: settings without which it has no effect, unless they are typed.
-    """
-
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # our keys
     values: Mapping[str, str] = field(default_factory=dict)
-    convert: Callable[[str], tuple[str, ...]] | None = None
+    """Our values by theirs in lower case; other values stay as typed."""
+    convert: Callable[[str], tuple[str, ...]] | None = None  # returns the text for each of `keys`
     beside: Mapping[str, str] = field(default_factory=dict)
+    """Settings without which it has no effect, unless they are typed."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,6 @@ def explain(
     """Explain one field, one section, the fields that a preset sets, or all that apply to it.
 
     Args:
-        preset: its name.
         task: None for its default.
         key: a field or a section.
         everything: explain also the fields that have their default.

@@ -18,25 +18,18 @@ from trainer.config_choices import CHOICES
 
 @dataclass(frozen=True)
 class Field:
-    """One leaf of a configuration.
-
-    Args:
-        kind: int, float, bool, str, choice, list, mapping, or any for an entry of a mapping.
-        optional: null is allowed.
-        allowed: what the value must be, in words.
-        item: what a list holds.
-        variants: the field of each task, agent, reward or engine, if its name chooses the section's fields.
-    """
+    """One leaf of a configuration."""
 
     key: str
     help: str
     default: Any
-    kind: str
-    optional: bool
-    allowed: str
+    kind: str  # int, float, bool, str, choice, list, mapping, or any for an entry of a mapping
+    optional: bool  # null is allowed
+    allowed: str  # what the value must be, in words
     choices: tuple[str, ...] = ()
-    item: Field | None = None
+    item: Field | None = None  # what a list holds
     variants: Mapping[str, Field] = field(default_factory=dict)
+    """The field of each task, agent, reward or engine, if its name chooses the section's fields."""
 
     def as_of(self, name: str) -> Field:
         """Return the field of a chosen task, agent, reward or engine, with its own default and help."""

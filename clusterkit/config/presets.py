@@ -43,49 +43,33 @@ class TaskPreset:
 
 @dataclass(frozen=True)
 class Measured:
-    """A published measurement of a preset.
+    """A published measurement of a preset."""
 
-    Args:
-        gpus: total number.
-        gpu: their kind; empty if unknown.
-        steps: until convergence; None if unknown.
-        hours: until convergence; None if unknown.
-    """
-
-    gpus: int
+    gpus: int  # total number
     step_seconds: float
     source: str
-    gpu: str = ""
-    steps: int | None = None
-    hours: float | None = None
+    gpu: str = ""  # their kind; empty if unknown
+    steps: int | None = None  # until convergence; None if unknown
+    hours: float | None = None  # until convergence; None if unknown
 
 
 @dataclass(frozen=True)
 class SizePreset:
-    """One file of presets/sizes: a model and the machine that it fits.
-
-    Args:
-        task: the default among `tasks`, which are allowed.
-        per_task: further values by task.
-        notes: reasons of values, by dotted key.
-        task_notes: reasons of the values of per_task.
-        measured: by task.
-        gpu_memory_gib: of the GPUs that the values are for; 0 if none are needed.
-        suggested: whether `setup` may name it as what comes next; false where it needs data that are made first.
-    """
+    """One file of presets/sizes: a model and the machine that it fits."""
 
     name: str
     description: str
-    task: str
+    task: str  # the default among `tasks`, which are allowed
     tasks: tuple[str, ...]
     values: dict[str, Any]
     needs: str = ""
-    per_task: dict[str, dict[str, Any]] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-    task_notes: dict[str, dict[str, str]] = field(default_factory=dict)
-    measured: dict[str, Measured] = field(default_factory=dict)
-    gpu_memory_gib: float = 0
+    per_task: dict[str, dict[str, Any]] = field(default_factory=dict)  # further values by task
+    notes: dict[str, str] = field(default_factory=dict)  # reasons of values, by dotted key
+    task_notes: dict[str, dict[str, str]] = field(default_factory=dict)  # reasons of the values of per_task
+    measured: dict[str, Measured] = field(default_factory=dict)  # by task
+    gpu_memory_gib: float = 0  # of the GPUs that the values are for; 0 if none are needed
     suggested: bool = True
+    """Whether `setup` may name it as what comes next; false where it needs data that are made first."""
 
 
 @dataclass(frozen=True)

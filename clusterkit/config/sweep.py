@@ -22,15 +22,10 @@ _OPENING, _CLOSING = "[{", "]}"
 
 @dataclass(frozen=True)
 class Combination:
-    """One trial of a sweep.
+    """One trial of a sweep."""
 
-    Attributes:
-        words: KEY=VALUE, as typed.
-        trial: its name, which tells the values.
-    """
-
-    words: tuple[str, ...]
-    trial: str
+    words: tuple[str, ...]  # KEY=VALUE, as typed
+    trial: str  # its name, which tells the values
 
 
 @dataclass(frozen=True)

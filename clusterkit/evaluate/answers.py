@@ -17,23 +17,16 @@ _PROMPT_CHARACTERS = 6000
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer.
+    """One answer."""
 
-    Attributes:
-        sample: greedy, or its number.
-        verdict: right, wrong, failed or missing.
-        answer: what was extracted from the text.
-        prompt: the last prompt, where the record has it.
-    """
-
-    sample: str
-    verdict: str
-    answer: str
+    sample: str  # greedy, or its number
+    verdict: str  # right, wrong, failed or missing
+    answer: str  # what was extracted from the text
     reason: str
     text: str
     length: int
     finish: str
-    prompt: str
+    prompt: str  # the last prompt, where the record has it
 
 
 @dataclass(frozen=True)

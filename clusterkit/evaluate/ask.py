@@ -35,20 +35,13 @@ Show = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Question:
-    """What was typed.
-
-    Attributes:
-        files: text files in the order in which they are read; `-` is standard input.
-        plain: leave the text as it stands, whatever the checkpoint has learned to read.
-        model_path: the checkpoint; None for the newest.
-        preset: whose agent settings hold.
-    """
+    """What was typed."""
 
     question: str
-    files: tuple[str, ...]
-    plain: bool
-    model_path: str | None
-    preset: str | None
+    files: tuple[str, ...]  # text files in the order in which they are read; `-` is standard input
+    plain: bool  # leave the text as it stands, whatever the checkpoint has learned to read
+    model_path: str | None  # the checkpoint; None for the newest
+    preset: str | None  # whose agent settings hold
     settings: tuple[str, ...]
     server: dict[str, Any]
     cache_dir: str
@@ -177,11 +170,7 @@ def _request(question: Question, checkpoint: str, trained: RunConfig | None, fol
 
 
 class ReadingParser(OutputParser):
-    """What the reading process prints.
-
-    Attributes:
-        answered: whether the answer has come.
-    """
+    """What the reading process prints. answered: whether the answer has come."""
 
     RESULT = '{"event": '
 

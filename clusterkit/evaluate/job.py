@@ -171,7 +171,6 @@ async def follow_watch(
     """Show what is scored until the job ends.
 
     Args:
-        local: folder that results are copied to.
         show: gets the folder of every checkpoint's results.
 
     Raises:
@@ -216,9 +215,7 @@ async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:
     """Copy one evaluation with the records of its rows; what an earlier copy left of them is replaced.
 
     Args:
-        head: a host that shows the storage.
         output: folder of evaluations there.
-        local: folder that they are copied to.
 
     Returns the folder of the results here.
 

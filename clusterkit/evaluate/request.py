@@ -13,10 +13,10 @@ from clusterkit.config.overrides import explain, known_field, parse_value
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, runs, user_name
 from clusterkit.runs.trials import saved_config
-from evaluation.config import EvalConfig, WatchConfig
+from evaluation.config import EvalConfig
 from evaluation.steps import checkpoints_in, place_of_run
 from trainer.assets import MODEL_ASSETS
-from trainer.config import RunConfig, flatten
+from trainer.config import RunConfig
 from trainer.config_choices import CHOICES
 from trainer.config_tasks import HotpotqaConfig, MathConfig
 from trainer.errors import RunError, UserError
@@ -27,50 +27,31 @@ ADVICE = ": leave it out, or take that name as well (--set)"
 
 @dataclass(frozen=True)
 class EvalArguments:
-    """What was typed.
+    """What was typed."""
 
-    Attributes:
-        model_path: the checkpoint; None for the newest.
-        output_path: folder of the results; on a cluster a name, or a path there.
-        data_names: suites and files; empty for those of the run.
-        data_path: folder that data are looked for in first.
-        preset: whose agent settings hold.
-        compare: folders of earlier results.
-        values: fields of `EvalConfig` that need no translation.
-        fileroot: where runs of this machine are, as typed.
-        watch: in place of a checkpoint, the folder or run whose checkpoints are watched; empty for none.
-        once: see `WatchConfig`.
-    """
-
-    model_path: str | None
-    output_path: str
-    data_names: tuple[str, ...]
-    data_path: str
-    preset: str | None
-    compare: tuple[str, ...]
+    model_path: str | None  # the checkpoint; None for the newest
+    output_path: str  # folder of the results; on a cluster a name, or a path there
+    data_names: tuple[str, ...]  # suites and files; empty for those of the run
+    data_path: str  # folder that data are looked for in first
+    preset: str | None  # whose agent settings hold
+    compare: tuple[str, ...]  # folders of earlier results
     settings: tuple[str, ...]
-    values: dict[str, Any]
-    fileroot: str | None = None
-    watch: str = ""
-    once: bool = False
+    values: dict[str, Any]  # fields of `EvalConfig` that need no translation
+    fileroot: str | None = None  # where runs of this machine are, as typed
+    watch: str = ""  # in place of a checkpoint, the folder or run whose checkpoints are watched; empty for none
+    once: bool = False  # see `WatchConfig`
     cache_dir: str = ""
 
 
 @dataclass(frozen=True)
 class SubmittedEval:
-    """An evaluation that goes on without us.
+    """An evaluation that goes on without us."""
 
-    Attributes:
-        submission_id: its job.
-        place: options that name the place, such as `--cluster lab`.
-        attached: it ran already.
-    """
-
-    submission_id: str
+    submission_id: str  # its job
     output: str
     log: str
-    place: str
-    attached: bool = False
+    place: str  # options that name the place, such as `--cluster lab`
+    attached: bool = False  # it ran already
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -220,8 +201,3 @@ def _drop_others(tree: dict[str, Any], typed: set[str]) -> None:
         others = [field for field in part if choice.lacks(name, field) and f"{section}.{field}" not in typed]
         for field in others:
             del part[field]
-
-
-def settings_in_words(config: EvalConfig | WatchConfig) -> dict[str, Any]:
-    """Dotted key -> value of every setting, for --dry-run."""
-    return flatten(config)

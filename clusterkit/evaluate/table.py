@@ -53,11 +53,7 @@ class Evaluator(Protocol):
         """
 
     def results(self, output_path: str) -> Path:
-        """The latest results of an output path, as a file of this machine.
-
-        Raises:
-            UserError: there are none.
-        """
+        """The latest results of an output path, as a file of this machine. Raises UserError where there are none."""
 
     def stop(self, output_path: str, user: str) -> str:
         """End a user's evaluation that writes into an output path; how that went, as a sentence.
@@ -68,11 +64,7 @@ class Evaluator(Protocol):
 
 
 def evaluator_of(backend: Backend) -> Evaluator:
-    """The evaluator of a backend that was entered.
-
-    Raises:
-        UserError: its place has none.
-    """
+    """The evaluator of a backend that was entered. Raises UserError where its place has none."""
     if (entry := EVALUATORS.get(backend.place.mode)) is None:
         raise UserError(
             f"evaluations do not run as jobs {backend.where}: give sbatch the command itself, such as "

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from trainer.disk import naming
+from trainer.files import write_atomic
 
 
 def config_folder() -> Path:
@@ -21,19 +22,9 @@ def write_private(path: Path, text: str) -> None:
     Raises:
         OSError: the file cannot be written; the error names the path.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    write_atomic(path, text, mode=0o600)
 
 
 def state_folder() -> Path:

@@ -28,11 +28,7 @@ _HEADER = """\
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a cluster.
-
-    Raises:
-        UserError: the name is not valid.
-    """
+    """Return the file of a cluster. Raises UserError where the name is not valid."""
     if not re.fullmatch(NAME, name):
         raise UserError(f"'{name}' is no name for a cluster: use small letters, digits, '.', '_' and '-', 63 at most.")
     return config_folder() / "clusters" / f"{name}.yaml"
@@ -44,11 +40,7 @@ def cluster_names() -> list[str]:
 
 
 def load(name: str = DEFAULT) -> Cluster:
-    """Return the saved cluster of a name.
-
-    Raises:
-        UserError: there is none, or its file is malformed.
-    """
+    """Return the saved cluster of a name. Raises UserError where there is none, or its file is malformed."""
     path = path_of(name)
     if not path.exists():
         names = cluster_names()

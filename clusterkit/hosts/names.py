@@ -52,11 +52,7 @@ def expand_names(word: str) -> list[str]:
 
 
 def parse_host(word: str) -> Host:
-    """Return the host that [user@]host[:port] names.
-
-    Raises:
-        UserError: malformed.
-    """
+    """Return the host that [user@]host[:port] names. Raises UserError where it is malformed."""
     username, at, rest = word.rpartition("@")
     if at and not USER.fullmatch(username):
         raise _wrong(word, f"'{username}' is no user name" if username else "the user name before @ is missing")

@@ -51,9 +51,7 @@ async def ask(session: Session, *words: str, timeout: float) -> Any:
     """Run a command of Docker as root and return the JSON that it prints (`--format '{{json .}}'`).
 
     Args:
-        session: of the host.
         words: the command, without `docker`.
-        timeout: in seconds.
 
     Raises:
         NotFoundError: the image or container does not exist.

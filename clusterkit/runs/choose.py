@@ -16,7 +16,6 @@ def choose_runs(
     """Return the run of those names, and the runs to compare it with.
 
     Args:
-        fileroot: the folder of the runs.
         experiment: None: any.
         trial: None: the newest.
         compare: `TRIAL` or `EXPERIMENT/TRIAL` of the others.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import getpass
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import yaml
 from trainer.disk import file_failures
 from trainer.locks import HeldError, hold
 from trainer.paths import SUPERVISED
+from trainer.paths import user_name as user_name  # noqa: PLC0414 (readers of runs have it from here)
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Ten times as fast, where PyYAML was built with it: lists of runs read hundreds of configurations."""
@@ -34,14 +34,6 @@ HOLDER_FILE = ".holder"
 def folder_of_runs(fileroot: str | None) -> Path:
     """Return where this machine's runs are, for --fileroot as typed."""
     return Path(fileroot or RUNS).expanduser().absolute()
-
-
-def user_name() -> str:
-    """Return the login name, or the number of a user without a name (containers)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def resume_hint(has_recover_checkpoint: bool, keeps_supervised: bool = False) -> str:

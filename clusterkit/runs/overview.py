@@ -13,8 +13,7 @@ from typing import Any
 
 from clusterkit.common.text_plot import iso_time
 from clusterkit.runs.directory import RunDirectory, runs
-from clusterkit.runs.log.metrics import History, number
-from clusterkit.runs.log.newest import newest_history
+from clusterkit.runs.log.metrics import History, newest_history, number
 from clusterkit.runs.slurm.queue import was_submitted
 from clusterkit.runs.status import ENDED, Status, observe
 from clusterkit.runs.train_command import recorded_command
@@ -27,39 +26,22 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True)
 class RunOverview:
-    """One run among many.
-
-    Attributes:
-        run: its folder.
-        state: as in `Status`, or unreadable, or submitted (to Slurm, which was not asked).
-        message: the reason of the state, where there is one.
-        global_step: its last step.
-        total_steps: planned steps; 0 if unknown.
-        eta: seconds to its last step; None unless it is alive.
-        reward: task_reward of its last step.
-        loss: of its last held-out evaluation, or of its last step, where it learns from examples.
-        accuracy: of its last held-out evaluation, 0…1.
-        started: Unix seconds of its last start.
-        last_record: Unix seconds of its newest record.
-        settings: its configuration, by dotted key.
-        problems: what is damaged in its folder.
-        again: the command that goes on with a run of this machine; empty where the end of its records has none.
-    """
+    """One run among many."""
 
     run: RunDirectory
-    state: str
-    message: str = ""
-    global_step: int = 0
-    total_steps: int = 0
-    eta: float | None = None
-    reward: float | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-    started: float | None = None
-    last_record: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-    again: str = ""
+    state: str  # as in `Status`, or unreadable, or submitted (to Slurm, which was not asked)
+    message: str = ""  # the reason of the state, where there is one
+    global_step: int = 0  # its last step
+    total_steps: int = 0  # planned steps; 0 if unknown
+    eta: float | None = None  # seconds to its last step; None unless it is alive
+    reward: float | None = None  # task_reward of its last step
+    loss: float | None = None  # of its last held-out evaluation, or of its last step, where it learns from examples
+    accuracy: float | None = None  # of its last held-out evaluation, 0…1
+    started: float | None = None  # Unix seconds of its last start
+    last_record: float | None = None  # Unix seconds of its newest record
+    settings: dict[str, Any] = field(default_factory=dict)  # its configuration, by dotted key
+    problems: tuple[str, ...] = ()  # what is damaged in its folder
+    again: str = ""  # the command that goes on with a run of this machine; empty where the end of its records has none
 
     @property
     def name(self) -> str:
@@ -104,10 +86,8 @@ def overviews(
     """Yield the runs of a user (None: of this one), the one that was written to last first.
 
     Args:
-        fileroot: the folder of runs.
         experiment: a name or a pattern such as `tiny-*`; None for any.
         trial: the same.
-        user: whose.
         ask_queue: ask Slurm about its jobs; without that, the state of one that has not ended is `submitted`.
     """
     now = time.time()
@@ -120,7 +100,6 @@ def overview(run: RunDirectory, now: float, *, ask_queue: bool = True) -> RunOve
     """Look at one run. A damaged folder is no error: what is wrong with it is in `problems`.
 
     Args:
-        run: the run.
         now: Unix seconds.
         ask_queue: see `overviews`.
     """

@@ -20,18 +20,12 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Check:
-    """The recover checkpoints of a run, compared with a configuration.
-
-    Args:
-        found: by `trainer.checkpoint.slots.look`.
-        config: with which the run would be started.
-        holder: the process that works on it now.
-    """
+    """The recover checkpoints of a run, compared with a configuration."""
 
     run: RunDirectory
-    found: dict[str, Any]
-    config: RunConfig
-    holder: str | None = None
+    found: dict[str, Any]  # by `trainer.checkpoint.slots.look`
+    config: RunConfig  # with which the run would be started
+    holder: str | None = None  # the process that works on it now
 
     @property
     def newest(self) -> dict[str, Any] | None:

@@ -30,7 +30,6 @@ def settings_for(folder: str, config: RunConfig, look: Look) -> list[str]:
     Args:
         folder: of recover checkpoints or weights.
         config: the run without them.
-        look: reads a folder.
 
     Raises:
         UserError: the folder has neither, or does not fit the run; the message has the differences.

@@ -23,23 +23,15 @@ ENDED = {"completed": "finished"}
 
 @dataclass(frozen=True)
 class Status:
-    """One observation of a run.
-
-    Args:
-        state: new, pending (in Slurm's queue), running, stalled, finished, interrupted, failed or killed.
-        message: the reason of the state, if there is one.
-        holder: the process or job that works on the run.
-        total_steps: planned steps, 0 if unknown.
-        observed_at: Unix seconds.
-    """
+    """One observation of a run."""
 
     run: RunDirectory
     history: History
-    state: str
-    message: str
-    holder: str | None
-    total_steps: int
-    observed_at: float
+    state: str  # new, pending (in Slurm's queue), running, stalled, finished, interrupted, failed or killed
+    message: str  # the reason of the state, if there is one
+    holder: str | None  # the process or job that works on the run
+    total_steps: int  # planned steps, 0 if unknown
+    observed_at: float  # Unix seconds
 
     @property
     def alive(self) -> bool:
@@ -118,7 +110,6 @@ def observe(run: RunDirectory, now: float, history: History | None = None, holde
     """Observe a run by its directory.
 
     Args:
-        run: the run.
         now: Unix seconds.
         history: its records, if they were read already.
         holder: the process that works on it, if its locks cannot tell (a copy of a run on other machines).

@@ -29,7 +29,6 @@ def recorded_command(history: History, run: RunDirectory, cluster: str | None = 
     """Return the command of the newest attempt, so that it goes on with this run wherever it is typed.
 
     Args:
-        history: the run's records.
         run: the run, as its place names it.
         cluster: option that names the run's cluster, empty where the command goes there by itself; None for a run of
             this machine.

@@ -29,16 +29,12 @@ class TrialState(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """The chosen run directory, what to do with it, and its history so far.
-
-    Args:
-        attempts: the numbers of its attempts at the time of the choice.
-    """
+    """The chosen run directory, what to do with it, and its history so far."""
 
     run: RunDirectory
     state: TrialState
     history: History
-    attempts: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()  # the numbers of its attempts at the time of the choice
 
     @property
     def resume_step(self) -> int:
@@ -54,7 +50,6 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
     """Find the trial that this configuration resumes, or the next free name.
 
     Args:
-        config: the run to start.
         named_by_user: whether its trial_name was typed.
 
     Raises:

@@ -24,22 +24,15 @@ POLL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """Judge servers to be started.
-
-    Attributes:
-        model: as typed; later its folder.
-        gpus: of all servers; 0 for one server on a CPU.
-        per_server: GPUs of one.
-        context_length: longest request; 0 for the model's own.
-    """
+    """Judge servers to be started."""
 
     experiment: str
     trial: str
-    model: str = ""
-    gpus: int = 0
-    per_server: int = 1
+    model: str = ""  # as typed; later its folder
+    gpus: int = 0  # of all servers; 0 for one server on a CPU
+    per_server: int = 1  # GPUs of one
     engine: str = "sglang"
-    context_length: int = 0
+    context_length: int = 0  # longest request; 0 for the model's own
     flags: str = ""
 
     @property

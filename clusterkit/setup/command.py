@@ -249,11 +249,7 @@ def save_inventory(cluster: Cluster) -> None:
 
 
 def refuse_dropped_hosts(cluster: Cluster) -> None:
-    """Refuse a list of hosts that lacks some of the saved cluster.
-
-    Raises:
-        UserError: it names the missing hosts.
-    """
+    """Refuse a list of hosts that lacks some of the saved cluster. Raises UserError, which names the missing hosts."""
     if not inventory.path_of(cluster.name).exists():
         return
     if lost := {host.name for host in inventory.load(cluster.name).hosts} - {host.name for host in cluster.hosts}:

@@ -27,12 +27,7 @@ class State(StrEnum):
 
 
 class StepFailedError(Exception):
-    """A step failed on one host.
-
-    Args:
-        message: one sentence.
-        kind: how the connection failed; None where it did not.
-    """
+    """A step failed on one host. kind: how the connection failed; None where it did not."""
 
     def __init__(
         self,
@@ -157,11 +152,7 @@ class Milestones:
             self._changed.notify_all()
 
     async def wait(self, name: str, step: str) -> None:
-        """Wait until `name` is reached.
-
-        Raises:
-            StepFailedError: of `step`, since the owner has failed.
-        """
+        """Wait until `name` is reached. Raises StepFailedError: of `step`, since the owner has failed."""
         async with self._changed:
             await self._changed.wait_for(lambda: name in self._reached or self._failure is not None)
         if name not in self._reached:

@@ -29,11 +29,7 @@ from trainer.errors import UserError
 
 
 def needs_of(cluster: Cluster, options: SetupOptions) -> Needs:
-    """Return what the preset needs of the hosts.
-
-    Raises:
-        UserError: an unknown preset; fewer hosts than it needs.
-    """
+    """Return what the preset needs of the hosts. Raises UserError: an unknown preset; fewer hosts than it needs."""
     needs = needs_of_preset(options.preset) if options.preset else Needs()
     if len(cluster.hosts) < needs.hosts:
         raise UserError(
@@ -44,11 +40,7 @@ def needs_of(cluster: Cluster, options: SetupOptions) -> Needs:
 
 
 def check_values(options: SetupOptions) -> None:
-    """Refuse values that no option takes.
-
-    Raises:
-        UserError: it names the option and what it takes.
-    """
+    """Refuse values that no option takes. Raises UserError, which names the option and what it takes."""
     for name, value, allowed in (
         ("--docker-source", options.site.docker_source, ("auto", "docker", "distribution")),
         ("--image-from", options.image_from, ("auto", "pull", "storage", "fanout")),
@@ -66,11 +58,7 @@ def check_values(options: SetupOptions) -> None:
 
 
 def desired_state(cluster: Cluster, options: SetupOptions, bundle: Bundle | None) -> DesiredState:
-    """Return the desired state of the hosts, for the steps.
-
-    Raises:
-        UserError: the certificates cannot be read.
-    """
+    """Return the desired state of the hosts, for the steps. Raises UserError where the certificates cannot be read."""
     return DesiredState(
         cluster=cluster,
         docker_source=options.site.docker_source,
@@ -89,11 +77,7 @@ def desired_state(cluster: Cluster, options: SetupOptions, bundle: Bundle | None
 
 
 def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageRequest:
-    """Return which runtime image hosts get, and how.
-
-    Raises:
-        UserError: the reference is malformed.
-    """
+    """Return which runtime image hosts get, and how. Raises UserError where the reference is malformed."""
     reference = options.site.image
     if bundle is not None and not reference:
         reference = next(iter(bundle.manifest.images), "")
@@ -171,22 +155,14 @@ def preset_of(cluster: Cluster, options: SetupOptions) -> tuple[tuple[NodeAsset,
 
 
 def bundle_of(options: SetupOptions) -> Bundle | None:
-    """Open the bundle to install from; None without one.
-
-    Raises:
-        UserError: it cannot be read, or is incomplete.
-    """
+    """Open the bundle to install from; None without one. Raises UserError where it cannot be read, or is incomplete."""
     if options.bundle is None:
         return None
     return load(options.bundle.expanduser(), state_folder() / "bundles")
 
 
 def hub_token(options: SetupOptions) -> str:
-    """Return the token for gated models of the hub; empty without one.
-
-    Raises:
-        UserError: its file cannot be read.
-    """
+    """Return the token for gated models of the hub; empty without one. Raises UserError: its file cannot be read."""
     if options.hf_token_file is None:
         return os.environ.get(HF_TOKEN, "")
     try:

@@ -84,11 +84,7 @@ class Stage:
 
 @dataclass
 class Setup:
-    """One set-up.
-
-    Args:
-        owner: of the cluster's lock, for the leases on its hosts; None: take no leases.
-    """
+    """One set-up. owner: of the cluster's lock, for the leases on its hosts; None: take no leases."""
 
     request: Request
     connect: Connect

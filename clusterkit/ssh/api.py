@@ -76,11 +76,7 @@ class Stream(Protocol):
         """End stdin."""
 
     async def wait(self) -> int:
-        """Exit code of the script, once it has ended and its stdout has been read.
-
-        Raises:
-            HostError: LOST.
-        """
+        """Exit code of the script, once it has ended and its stdout has been read. Raises HostError: LOST."""
 
 
 class Session(Protocol):

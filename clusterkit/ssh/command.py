@@ -83,11 +83,7 @@ class Command(asyncssh.SSHClientSession[bytes]):
         return self.exit_code
 
     async def write(self, data: bytes) -> None:
-        """Send to the command's stdin, no faster than it reads.
-
-        Raises:
-            Ended: the command reads no more.
-        """
+        """Send to the command's stdin, no faster than it reads. Raises Ended where the command reads no more."""
         view = memoryview(data)
         for start in range(0, len(view), _PIECE):
             await self._writable.wait()

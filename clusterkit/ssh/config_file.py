@@ -19,11 +19,7 @@ from trainer.errors import UserError
 
 
 def resolve(host: Host, options: SshOptions) -> Endpoint:
-    """Return the endpoint of a host.
-
-    Raises:
-        UserError: ~/.ssh/config cannot be read.
-    """
+    """Return the endpoint of a host. Raises UserError: ~/.ssh/config cannot be read."""
     port, username = host.port or options.port, host.username or options.username
     config = _config(host.target, port, username, options)
     jump, proxy_command = host.proxy_jump or options.proxy_jump, ""

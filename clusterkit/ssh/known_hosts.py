@@ -45,11 +45,7 @@ class Known:
 
 
 def lookup(endpoint: Endpoint, options: SshOptions) -> Known:
-    """Return what the known_hosts files say about a host.
-
-    Raises:
-        HostError: clusterkit's own file cannot be read.
-    """
+    """Return what the known_hosts files say about a host. Raises HostError: clusterkit's own file cannot be read."""
     try:
         options.known_hosts.open("rb").close()
     except FileNotFoundError:

@@ -47,11 +47,7 @@ class SudoDialogue:
         return f"sudo -H -S -p {self._prompt} sh -c 'echo {self._ready} >&2; exec sh'"
 
     async def hold(self, command: Command) -> None:
-        """Answer the question for the password, and wait for the shell.
-
-        Raises:
-            HostError: SUDO.
-        """
+        """Answer the question for the password, and wait for the shell. Raises HostError: SUDO."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await command.until(lambda: self._asked(command) > 0 or self._is_ready(command))

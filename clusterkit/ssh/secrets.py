@@ -53,11 +53,7 @@ class Secrets:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def passphrase(self, key_file: Path, attempt: int = 0) -> str:
-        """Return the passphrase of a private key.
-
-        Raises:
-            UserError: there is no terminal to ask on.
-        """
+        """Return the passphrase of a private key. Raises UserError where there is no terminal to ask on."""
         again = "Wrong passphrase. " if attempt else ""
         return await self.answer(
             f"{again}Passphrase of {key_file}: ",

@@ -79,8 +79,6 @@ async def relay(source: Stream, target: Stream, on_bytes: Callable[[int], None] 
     """Send all that one script prints to another's stdin, and end it.
 
     Args:
-        source: the script that prints.
-        target: the script that reads.
         on_bytes: gets the number of bytes sent so far.
 
     Returns the number of bytes.

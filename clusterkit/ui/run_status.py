@@ -16,7 +16,6 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
     """Return one line per fact, with a label.
 
     Args:
-        status: of the run.
         named: options with which a printed command means this run.
         again: the command that goes on with it; empty where it is not known.
     """

@@ -18,7 +18,6 @@ def runs_lines(listed: Sequence[RunOverview], keys: Sequence[str], width: int | 
     """Return the runs as lines.
 
     Args:
-        listed: the runs, in their order.
         keys: settings to show.
         width: columns of the terminal; None for any. Where a line is longer, settings go to a line of their own below
             the run, then the run's name to one above.

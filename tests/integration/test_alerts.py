@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commandline import run_clusterkit
 from run_writer import RunWriter
 
 from clusterkit.observe.alerts.delivery import Command, UndeliveredError, Webhook, deliver
@@ -83,8 +84,7 @@ def _failed(root: Path) -> RunWriter:
 
 
 def _alerts(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "clusterkit.cli.main", "alerts", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    return run_clusterkit("alerts", *arguments, env={**os.environ, **environment})
 
 
 def test_a_failure_is_posted_once_with_its_diagnosis(tmp_path: Path, receiver: Receiver) -> None:
@@ -222,8 +222,7 @@ def test_a_command_gets_the_json_and_its_failure_is_told(tmp_path: Path) -> None
 def test_bad_usage_is_one_message(tmp_path: Path, arguments: tuple[str, ...], part: str) -> None:
     _failed(tmp_path)
     environment = {key: value for key, value in os.environ.items() if key != "CLUSTERKIT_WEBHOOK"}
-    command = [sys.executable, "-m", "clusterkit.cli.main", "alerts", "--fileroot", str(tmp_path), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = run_clusterkit("alerts", "--fileroot", tmp_path, *arguments, env=environment)
     assert done.returncode == 2
     assert part in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import coin
 import pytest
-from httpstub import Answer, HttpStub
+from httpstub import Answer, HttpStub, StubThread
 from runs import ENVIRONMENT, Trial, command
 from vllmflags import FLAGS
 from vllmserver import vllm_python
@@ -56,46 +55,28 @@ def test_an_evaluation_holds_up_training_no_longer_than_it_takes(tmp_path: Path)
         assert waited < 0.2 * evaluated["seconds"], (waited, evaluated["seconds"])
 
 
-class HeldJudge:
+class HeldJudge(StubThread):
     """A judge that answers `free` questions, and then keeps everybody waiting until `wanted` more are asked at once: a
     fake, as a real one is as slow as it is. held: for how long that was, in seconds.
     """
 
     def __init__(self, free: int, wanted: int) -> None:
-        self.free, self.wanted, self.asked, self.held, self.url = free, wanted, 0, 0.0, ""
+        super().__init__()
+        self.free, self.wanted, self.asked, self.held = free, wanted, 0, 0.0
         self._began = 0.0
-        self._ready, self._done = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._enough = asyncio.Event()
 
-    def __enter__(self) -> HeldJudge:
-        self._thread.start()
-        assert self._ready.wait(30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(30)
-
-    async def _serve(self) -> None:
-        enough = asyncio.Event()
-
-        async def handle(_: str, path: str, body: dict[str, Any]) -> Answer:
-            if path == "/v1/models":
-                return 200, {"data": [{"id": "judge"}]}
-            self.asked += body["max_tokens"] > 1  # a run's trial of its judge asks for one token
-            if self.asked > self.free:
-                self._began = self._began or time.monotonic()
-                if self.asked == self.free + self.wanted:
-                    self.held = time.monotonic() - self._began
-                    enough.set()
-                await enough.wait()
-            return 200, {"choices": [{"message": {"role": "assistant", "content": "nothing"}}]}
-
-        async with HttpStub(handle) as stub:
-            self.url = stub.url
-            self._ready.set()
-            while not self._done.is_set():
-                await asyncio.sleep(0.02)
+    async def answer(self, stub: HttpStub, path: str, body: dict[str, Any]) -> Answer:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "judge"}]}
+        self.asked += body["max_tokens"] > 1  # a run's trial of its judge asks for one token
+        if self.asked > self.free:
+            self._began = self._began or time.monotonic()
+            if self.asked == self.free + self.wanted:
+                self.held = time.monotonic() - self._began
+                self._enough.set()
+            await self._enough.wait()
+        return 200, {"choices": [{"message": {"role": "assistant", "content": "nothing"}}]}
 
 
 TASKS, QUESTIONS, EVALUATED = 2, 2, 2

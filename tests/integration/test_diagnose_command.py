@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from commandline import run_clusterkit
 from run_writer import RunWriter
 
 from clusterkit.backends.local.train import follow, prepared
@@ -26,11 +26,6 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 """
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "clusterkit.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def _failed(root: Path, message: str = OUT_OF_MEMORY, *overrides: str) -> RunWriter:
     writer = RunWriter(root).config(*overrides).attempt().steps(1, 4).recover(3)
     writer.run.console(1).write_text(message)
@@ -38,14 +33,14 @@ def _failed(root: Path, message: str = OUT_OF_MEMORY, *overrides: str) -> RunWri
 
 
 def _dry(command: str) -> tuple[dict[str, object], str]:
-    done = _run(*shlex.split(command)[1:], "--dry-run", "--json")
+    done = run_clusterkit(*shlex.split(command)[1:], "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["config"]["train"], done.stderr
 
 
 def test_what_to_change_is_said_and_nothing_is_changed(tmp_path: Path) -> None:
     writer = _failed(tmp_path)
-    done = _run("diagnose", "--fileroot", str(tmp_path))
+    done = run_clusterkit("diagnose", "--fileroot", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "GPU memory ran out while training (actor_train)" in done.stdout
     assert "train.max_tokens_per_mb: 16384 → 8192" in done.stdout
@@ -56,7 +51,7 @@ def test_what_to_change_is_said_and_nothing_is_changed(tmp_path: Path) -> None:
 def test_an_applied_change_is_taken_by_the_same_command(tmp_path: Path) -> None:
     same = f"clusterkit train --preset tiny --fileroot {tmp_path} trial_name=run1"
     writer = _failed(tmp_path)
-    applied = _run("diagnose", "--fileroot", str(tmp_path), "--apply", "--json")
+    applied = run_clusterkit("diagnose", "--fileroot", str(tmp_path), "--apply", "--json")
     assert applied.returncode == 0, applied.stderr
     answer = json.loads(applied.stdout)
     [written] = answer["overrides"]
@@ -70,22 +65,22 @@ def test_an_applied_change_is_taken_by_the_same_command(tmp_path: Path) -> None:
     config, notes = _dry(f"{same} train.max_tokens_per_mb=4096")
     assert config["max_tokens_per_mb"] == 4096
     assert "as typed" in notes
-    assert "applied already" in _run("diagnose", "--fileroot", str(tmp_path)).stdout
+    assert "applied already" in run_clusterkit("diagnose", "--fileroot", str(tmp_path)).stdout
     # The next attempt ran with it and failed again: it is halved once more, still for the command as it was typed.
     values = yaml.safe_load(writer.run.config.read_text())
     values["train"]["max_tokens_per_mb"] = 8192
     writer.run.config.write_text(yaml.safe_dump(values))
-    assert _run("diagnose", "--fileroot", str(tmp_path), "--apply").returncode == 0
+    assert run_clusterkit("diagnose", "--fileroot", str(tmp_path), "--apply").returncode == 0
     assert _dry(same)[0]["max_tokens_per_mb"] == 4096
     (writer.run.logs / "overrides.yaml").unlink()
     assert _dry(same)[0]["max_tokens_per_mb"] == 16384
 
 
-def test_the_rebuilt_command_means_the_same_run(tmp_path: Path) -> None:
+def test_the_rebuilt_command_means_the_samerun_clusterkit(tmp_path: Path) -> None:
     overrides = ("train.learning_rate=0.0002", "eval.final_chunks=[2, 4]", "seed=7", "algorithm.clip_high=0.3")
     writer = _failed(tmp_path, OUT_OF_MEMORY, *overrides)
-    command = json.loads(_run("diagnose", "--fileroot", str(tmp_path), "--apply", "--json").stdout)["command"]
-    done = _run(*shlex.split(command)[1:], "--dry-run", "--json")
+    command = json.loads(run_clusterkit("diagnose", "--fileroot", str(tmp_path), "--apply", "--json").stdout)["command"]
+    done = run_clusterkit(*shlex.split(command)[1:], "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     before = yaml.safe_load(writer.run.config.read_text())
@@ -100,14 +95,14 @@ def test_the_rebuilt_command_means_the_same_run(tmp_path: Path) -> None:
 
 def test_a_setting_that_must_stay_is_for_a_new_trial_only(tmp_path: Path) -> None:
     writer = _failed(tmp_path, "RuntimeError: CUDA error: an illegal memory access was encountered\n")
-    shown = _run("diagnose", "--fileroot", str(tmp_path)).stdout
+    shown = run_clusterkit("diagnose", "--fileroot", str(tmp_path)).stdout
     assert "rollout.batch_size: 32 → 16 (needs a new trial" in shown
     [line] = [line for line in shown.splitlines() if "For a new trial: " in line]
     command = line.partition("For a new trial: ")[2]
     assert "trial_name=run1-2" in command
-    done = _run(*shlex.split(command)[1:], "--dry-run", "--json")
+    done = run_clusterkit(*shlex.split(command)[1:], "--dry-run", "--json")
     assert json.loads(done.stdout)["config"]["rollout"]["batch_size"] == 16, done.stderr
-    refused = _run("diagnose", "--fileroot", str(tmp_path), "--apply")
+    refused = run_clusterkit("diagnose", "--fileroot", str(tmp_path), "--apply")
     assert refused.returncode == 1
     assert "new trial" in refused.stderr
     assert not (writer.run.logs / "overrides.yaml").exists()
@@ -116,7 +111,7 @@ def test_a_setting_that_must_stay_is_for_a_new_trial_only(tmp_path: Path) -> Non
 def test_nothing_is_applied_to_a_run_that_is_alive(tmp_path: Path) -> None:
     writer = _failed(tmp_path)
     with hold_lock(writer.run.logs / "run.lock"):
-        refused = _run("diagnose", "--fileroot", str(tmp_path), "--apply")
+        refused = run_clusterkit("diagnose", "--fileroot", str(tmp_path), "--apply")
     assert refused.returncode == 1
     assert "Stop it first" in refused.stderr
 
@@ -134,7 +129,7 @@ def test_nothing_is_applied_to_a_run_that_is_alive(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str, part: str) -> None:
     writer = _failed(tmp_path)
     (writer.run.logs / "overrides.yaml").write_text(text)
-    done = _run("train", "--preset", "tiny", "--fileroot", str(tmp_path), "--dry-run")
+    done = run_clusterkit("train", "--preset", "tiny", "--fileroot", str(tmp_path), "--dry-run")
     assert done.returncode == 2
     assert part in done.stderr
     assert "overrides.yaml" in done.stderr
@@ -143,7 +138,7 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, text: str, pa
 
 def test_status_says_why_a_run_failed(tmp_path: Path) -> None:
     _failed(tmp_path)
-    shown = _run("status", "--fileroot", str(tmp_path)).stdout
+    shown = run_clusterkit("status", "--fileroot", str(tmp_path)).stdout
     assert "GPU memory ran out" in shown
     assert "train.max_tokens_per_mb: 16384 → 8192" in shown
 
@@ -163,7 +158,7 @@ def test_a_train_command_that_fails_says_why(tmp_path: Path, ending: str, parts:
     assert outcome.exit_code == 1
     assert all(part in outcome.message for part in parts), outcome.message
     assert "clusterkit diagnose --experiment tiny-recall --trial run1" in outcome.message
-    later = _run("diagnose", "--fileroot", str(tmp_path)).stdout
+    later = run_clusterkit("diagnose", "--fileroot", str(tmp_path)).stdout
     assert parts[0] in later
     assert ("ended by SIGKILL" in later) == ("SIGKILL" in parts[0])
     assert ("max_batch_tokens" in later) == ("max_batch_tokens" in parts[1])
@@ -172,12 +167,12 @@ def test_a_train_command_that_fails_says_why(tmp_path: Path, ending: str, parts:
 def test_a_log_by_itself(tmp_path: Path) -> None:
     log = tmp_path / "main.log"
     log.write_bytes(b"\xff\x00junk\n" + OUT_OF_MEMORY.encode())
-    done = _run("diagnose", "--log", str(log), "--json")
+    done = run_clusterkit("diagnose", "--log", str(log), "--json")
     [finding] = json.loads(done.stdout)["findings"]
     assert (finding["id"], finding["phase"], finding["evidence"][0]["line"]) == ("gpu-memory", "train", 7)
-    assert _run("diagnose", "--log", str(tmp_path / "none")).returncode == 2
-    refused = _run("diagnose", "--log", str(log), "--cluster", "lab", "--apply")
+    assert run_clusterkit("diagnose", "--log", str(tmp_path / "none")).returncode == 2
+    refused = run_clusterkit("diagnose", "--log", str(log), "--cluster", "lab", "--apply")
     assert refused.returncode == 2
     assert "leave --cluster and --apply out" in refused.stderr
     log.write_bytes(b"")
-    assert "Nothing that is known" in _run("diagnose", "--log", str(log)).stdout
+    assert "Nothing that is known" in run_clusterkit("diagnose", "--log", str(log)).stdout

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commandline import run_clusterkit
 from evalparts import chat_checkpoint, problems_file, recall_checkpoint, recall_config
 from runs import ENVIRONMENT, wait_for
 
@@ -24,8 +25,7 @@ from trainer.errors import UserError
 
 
 def clusterkit(*words: str | Path, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "clusterkit.cli.main", *map(str, words)]
-    done = subprocess.run(argv, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    done = run_clusterkit(*words, cwd=cwd, env=ENVIRONMENT)
     assert done.returncode == code, done.stderr[-3000:]
     return done
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -10,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from evalparts import WINDOW, chat_checkpoint, problems_config, problems_file, recall_checkpoint, recall_config
-from httpstub import Answer, HttpStub
+from httpstub import Answer, HttpStub, StubThread
 from runs import ENVIRONMENT, REPOSITORY, wait_for
 
 from evaluation.config import EvalConfig
@@ -303,37 +301,20 @@ def test_a_problem_file_that_breaks_on_a_line_asks_nothing(chat_model: Path, tmp
     assert lines_of(tmp_path / "out") == []
 
 
-class Completions:
+class Completions(StubThread):
     """A server of /v1/completions on a thread of its own, which can be told to misbehave: a fake, for faults only."""
 
     def __init__(self, good: int, then: Callable[[HttpStub], Answer]) -> None:
-        self.good, self.then, self.url = good, then, ""
-        self._ready, self._done = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        super().__init__()
+        self.good, self.then = good, then
 
-    def __enter__(self) -> Completions:
-        self._thread.start()
-        assert self._ready.wait(30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(30)
-
-    async def _serve(self) -> None:
-        async def handle(_: str, path: str, __: dict[str, Any]) -> Answer:
-            if path == "/v1/models":
-                return 200, {"data": [{"id": "served"}]}
-            self.good -= 1
-            if self.good < 0:
-                return self.then(stub)
-            return 200, {"choices": [{"text": r"so \boxed{2}", "finish_reason": "stop"}]}
-
-        async with HttpStub(handle) as stub:
-            self.url = stub.url
-            self._ready.set()
-            while not self._done.is_set():
-                await asyncio.sleep(0.02)
+    async def answer(self, stub: HttpStub, path: str, body: dict[str, Any]) -> Answer:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "served"}]}
+        self.good -= 1
+        if self.good < 0:
+            return self.then(stub)
+        return 200, {"choices": [{"text": r"so \boxed{2}", "finish_reason": "stop"}]}
 
 
 def served_config(model: Path, tmp_path: Path, url: str) -> EvalConfig:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from commandline import run_clusterkit
 from realparts import require
 from runs import Forks, NewTrial, Trial, assert_same_run, command
 
@@ -253,14 +253,7 @@ def test_a_question_about_a_text_that_the_disk_cannot_hold_leaves_nothing_on_it(
     small_disk.leave(1 << 16)
     words = ["ask", "--model-path", str(checkpoint), "--preset", "tiny", "--question", "who", str(book)]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "clusterkit.cli.main", *words],
-        env={**os.environ, "TMPDIR": str(small_disk.folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_clusterkit(*words, env={**os.environ, "TMPDIR": str(small_disk.folder)})
 
     assert done.returncode == 1, done.stderr
     assert "no space left on its disk" in done.stderr

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
+from commandline import run_clusterkit
 from runs import SHORT_WARMUP, Forks, NewTrial, Trial
 
 from clusterkit.runs.trace.heldout import heldout_tasks
@@ -12,8 +12,7 @@ from clusterkit.runs.trials import choose_trial
 
 
 def clusterkit(trial: Trial, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "clusterkit.cli.main", *words, "--here", "--fileroot", trial.config.fileroot]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_clusterkit(*words, "--here", "--fileroot", trial.config.fileroot)
 
 
 def test_a_run_shows_how_its_memory_changed_at_each_section_before_and_after_training(reference: Trial) -> None:

@@ -6,12 +6,12 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
+from commandline import run_clusterkit
 from runs import ENVIRONMENT, REPOSITORY, Forks, NewTrial, Trial
 
 from clusterkit.runs.final_evaluation import summary_lines
@@ -33,11 +33,8 @@ def block(language: str) -> str:
 
 
 def clusterkit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "clusterkit.cli.main", *arguments]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(REPOSITORY), "CLUSTERKIT_CACHE": str(folder / "cache")}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    return run_clusterkit(*arguments, cwd=folder, env=environment)
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 import coin
 import psutil
 import pytest
+from commandline import run_clusterkit
 from runs import ENVIRONMENT, REPOSITORY, Trial, command, wait_for
 from vllmserver import START_SECONDS, vllm_python
 
@@ -127,10 +128,7 @@ def test_a_server_is_added_and_killing_servers_and_hosts_loses_nothing(trial: Tr
 
 @pytest.mark.long
 def test_what_a_server_printed_is_shown(trial: Trial) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "clusterkit.cli.main", "logs", "--engine", "0", "--fileroot", trial.config.fileroot],
-        capture_output=True, text=True, timeout=300, check=False, cwd=REPOSITORY,
-    )  # fmt: skip
+    done = run_clusterkit("logs", "--engine", "0", "--fileroot", trial.config.fileroot, cwd=REPOSITORY)
     assert "EngineCore" in done.stdout, done.stderr
 
 

@@ -15,6 +15,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from commandline import run_clusterkit
 
 from clusterkit.data.assets import get_asset, list_assets
 from trainer.config_tasks import HotpotqaConfig
@@ -61,14 +62,7 @@ def cache(tmp_path: Path) -> str:
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `clusterkit assets …` like a user."""
-    return subprocess.run(
-        [sys.executable, "-m", "clusterkit.cli.main", "assets", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **variables},
-        check=False,
-    )
+    return run_clusterkit("assets", *arguments, env={**os.environ, **variables})
 
 
 def test_official_file_becomes_a_folder_that_trains(official: Path, cache: str) -> None:

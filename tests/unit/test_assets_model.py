@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commandline import run_clusterkit
 
 from clusterkit.data.assets import get_asset, smollm2
 from trainer.errors import RunError, UserError
@@ -24,14 +24,7 @@ def cache(tmp_path: Path) -> str:
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `clusterkit assets …` like a user."""
-    return subprocess.run(
-        [sys.executable, "-m", "clusterkit.cli.main", "assets", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **variables},
-        check=False,
-    )
+    return run_clusterkit("assets", *arguments, env={**os.environ, **variables})
 
 
 def test_package_index_that_is_not_there(cache: str) -> None:

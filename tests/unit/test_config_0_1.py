@@ -18,7 +18,7 @@ from evaluation.config import EvalConfig
 from trainer.checkpoint.fingerprint import changes, fingerprint, shared_changes
 from trainer.config import RunConfig, flatten
 from trainer.config_0_1 import FIELDS
-from trainer.config_supervised import SupervisedConfig
+from trainer.config_parts import SupervisedConfig
 from trainer.configfile import read_config
 
 KEPT = Path(__file__).parents[1] / "cases" / "config"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from builders import random_prompts
 from httpstub import Answer, Drop, Hang, HttpStub
+from servedrig import run_scenario
 
 from trainer.engines import sharing
 from trainer.engines.base import EngineError
@@ -114,20 +116,7 @@ Scenario = Callable[[Callable[[Rig], Awaitable[None]]], None]
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Scenario:
-    def run(body: Callable[[Rig], Awaitable[None]]) -> None:
-        async def main() -> None:
-            rig = Rig(tmp_path)
-            try:
-                async with asyncio.timeout(60):
-                    await body(rig)
-            finally:
-                await rig.pool.close()
-                for stub in rig.stubs:
-                    stub.die()
-
-        asyncio.run(main())
-
-    return run
+    return partial(run_scenario, lambda: Rig(tmp_path))
 
 
 def ids(length: int, seed: int) -> list[int]:

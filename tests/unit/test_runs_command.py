@@ -19,8 +19,7 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.ray import current
 from clusterkit.provision.ray.token import local_file
 from clusterkit.runs.directory import hold_lock
-from clusterkit.runs.log.metrics import read_history
-from clusterkit.runs.log.newest import newest_history
+from clusterkit.runs.log.metrics import newest_history, read_history
 from clusterkit.runs.overview import overviews
 from trainer.errors import UserError
 

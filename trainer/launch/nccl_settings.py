@@ -28,15 +28,10 @@ _NAME = re.compile(r"(?:NCCL|GLOO)_[A-Z0-9_]+")
 
 @dataclass(frozen=True, slots=True)
 class KeptSettings:
-    """What a node keeps.
+    """What a node keeps."""
 
-    Args:
-        settings: environment variables.
-        made: when they were found, in seconds since 1970.
-    """
-
-    settings: Mapping[str, str]
-    made: float = 0.0
+    settings: Mapping[str, str]  # environment variables
+    made: float = 0.0  # when they were found, in seconds since 1970
 
     def as_json(self) -> str:
         """Content of the file."""
@@ -45,15 +40,10 @@ class KeptSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """What a node's ranks and servers get.
+    """What a node's ranks and servers get."""
 
-    Args:
-        taken: environment variables that were set.
-        problem: why what is kept is not used; empty where it is, or where nothing is kept.
-    """
-
-    taken: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
+    taken: Mapping[str, str] = field(default_factory=dict)  # environment variables that were set
+    problem: str = ""  # why what is kept is not used; empty where it is, or where nothing is kept
 
 
 def parse(text: str) -> KeptSettings | None:

@@ -35,12 +35,7 @@ class RankedRun:
         self.global_step = start.global_step
 
     def run(self) -> None:
-        """Train to the end.
-
-        Raises:
-            UserError: as rank 0 raised it.
-            RunError: a rank was lost.
-        """
+        """Train to the end. Raises UserError: as rank 0 raised it. RunError: a rank was lost."""
         with tempfile.TemporaryDirectory(prefix="clusterkit-") as name:
             meeting = Path(name)
             job = RankJob(self.config, self.folder, self.attempt, self.start, meeting, f"file://{meeting}/rendezvous")

@@ -38,17 +38,13 @@ NETWORK_FILE_SYSTEMS = ("nfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", 
 
 @dataclass(frozen=True, slots=True)
 class FreeNode:
-    """A node of the cluster as placement sees it.
+    """A node of the cluster as placement sees it."""
 
-    Attributes:
-        address: its IP address; Ray has a resource `node:ADDRESS` for it.
-        spared: it has other work, as head node or host of the storage, and is taken only where the others do not do.
-    """
-
-    address: str
+    address: str  # its IP address; Ray has a resource `node:ADDRESS` for it
     gpus: int
     cpus: int
     spared: bool = False
+    """It has other work, as head node or host of the storage, and is taken only where the others do not do."""
 
 
 def bundle_size(config: RunConfig) -> int:
@@ -146,11 +142,7 @@ def await_nodes(
     stop: Callable[[], bool],
     seconds: float = FREED_SECONDS,
 ) -> list[str]:
-    """As `choose_nodes`, but what is not free yet may become so.
-
-    Args:
-        look: returns the nodes as they are now.
-    """
+    """As `choose_nodes`, but what is not free yet may become so. look: returns the nodes as they are now."""
     give_up = time.monotonic() + seconds
     while not (chosen := choose_nodes(look(), bundles, size)) and time.monotonic() < give_up and not stop():
         time.sleep(POLL_SECONDS)

@@ -253,11 +253,7 @@ def _run_job(place: Place, config: Path, stop: StopFlag) -> int:
 
 
 def joined_nodes(place: Place, stop: StopFlag) -> list[str]:
-    """Names of the nodes in Ray, once all have joined or somebody wants an end.
-
-    Raises:
-        RunError: they take too long.
-    """
+    """Names of the nodes in Ray, once all have joined or somebody wants an end. Raises RunError: they take too long."""
     import ray  # noqa: PLC0415 (one task of the allocation asks it; those of the other nodes stay small)
 
     deadline = time.monotonic() + START_SECONDS

@@ -20,9 +20,6 @@ class ReadingReward:
     """F1 of the answer plus `memory_bonus` times the share of memories with a gold answer, falling to 0 over the run.
 
     Sets accuracy, which evaluations count, to F1 alone, and the metric memory_holds to the share.
-
-    Args:
-        config: how large the bonus is, and when it ends.
     """
 
     def __init__(self, config: ReadingRewardConfig, tokenizer: Any) -> None:

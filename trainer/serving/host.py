@@ -34,11 +34,7 @@ LOOK_SECONDS = 0.2
 
 
 class ServerHost:
-    """One server and its registration.
-
-    Args:
-        kept: whether it outlives the trainer.
-    """
+    """One server and its registration. kept: whether it outlives the trainer."""
 
     def __init__(self, kind: Kind, options: ServerOptions, folder: Path, restarts: int, *, kept: bool = False) -> None:
         self.kind, self.folder, self.restarts = kind, folder, restarts
@@ -138,11 +134,7 @@ class ServerHost:
 def server_options(
     config: RunConfig, model: Path, log: Path, name: str, gpus: tuple[int, ...], address: str
 ) -> ServerOptions:
-    """Options that one server of a run is started with.
-
-    Raises:
-        UserError: the run has no servers.
-    """
+    """Options that one server of a run is started with. Raises UserError where the run has no servers."""
     if config.engine == "embedded":
         raise UserError("this run has no engine servers: set servers.engine=sglang or servers.engine=vllm")
     c = config.serving

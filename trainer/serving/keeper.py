@@ -70,9 +70,6 @@ class HostKeeper:
     """Starts hosts of servers on this machine and, while it watches them, restarts those that are killed.
 
     A host restarts its server itself, and registers when it gives up. Only a host that was killed cannot.
-
-    Args:
-        restarts: how often each host is started again.
     """
 
     def __init__(self, folder: Path, restarts: int, start: Callable[[str], subprocess.Popen[bytes]]) -> None:

@@ -48,7 +48,6 @@ class HotpotQA(RowSource[Question]):
 
     Args:
         config: path, num_documents, eval_fraction, train_size and compat_upstream are read.
-        seed: seed of the run; held-out tasks do not depend on it.
 
     Raises:
         UserError: data are missing or unusable, or more documents are asked for than there are.

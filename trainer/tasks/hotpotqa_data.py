@@ -50,21 +50,16 @@ def render_one(number: int, title: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question.
-
-    Args:
-        gold: the paragraphs that answer it.
-        own: its own paragraphs, these among them; no two read the same.
-        evidence: a sentence of each of `gold` that proves the answer; empty where the data name none.
-    """
+    """One question."""
 
     id: str
     question: str
     answers: tuple[str, ...]
-    gold: tuple[Document, ...]
-    own: tuple[Document, ...]
+    gold: tuple[Document, ...]  # the paragraphs that answer it
+    own: tuple[Document, ...]  # its own paragraphs, these among them; no two read the same
     source: str
     evidence: tuple[str, ...] = ()
+    """A sentence of each of `gold` that proves the answer; empty where the data name none."""
 
     @property
     def form(self) -> str:

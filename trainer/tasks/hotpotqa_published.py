@@ -59,7 +59,6 @@ class PublishedHotpotQA(RowSource[Item]):
 
     Args:
         config: num_documents, eval_fraction, train_size and compat_upstream are read.
-        seed: seed of the run; held-out tasks do not depend on it.
 
     Raises:
         UserError: a file cannot be used, or more documents are asked for than its contexts have.

@@ -51,11 +51,7 @@ class Math(RowSource[Task]):
         return replace(row, id=task_id)
 
     def keep(self, fits: Callable[[Task], bool]) -> None:
-        """Leave out problems whose prompt is too long, as AReaL does.
-
-        Raises:
-            UserError: none is left to train on.
-        """
+        """Leave out problems whose prompt is too long, as AReaL does. Raises UserError: none is left to train on."""
         before, train = self.train_size, [problem for problem in self.rows if fits(problem)]
         if not train:
             raise UserError(f"{self.place}: every prompt is over agent.max_question_tokens: raise it")

@@ -48,7 +48,6 @@ class MemAlphaTexts(RowSource[Item]):
 
     Args:
         config: path, train_size, eval_fraction and max_per_source are read.
-        seed: seed of the run; held-out tasks do not depend on it.
 
     Raises:
         UserError: there are no such data, or a row is unusable.

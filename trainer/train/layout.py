@@ -29,15 +29,10 @@ SIMILAR_GROUPS = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of similar length, padded to one rectangle.
+    """Rows of similar length, padded to one rectangle."""
 
-    Attributes:
-        index: [rows, length] positions in the packed row; padding points at the row's first token.
-        valid: [rows, length] bool, False for padding.
-    """
-
-    index: Tensor
-    valid: Tensor
+    index: Tensor  # [rows, length] positions in the packed row; padding points at the row's first token
+    valid: Tensor  # [rows, length] bool, False for padding
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,6 @@ class Learner:
 
         Args:
             rows: on rank 0, which also gets the result; of the other ranks they are not looked at, and get nothing.
-            policy: in place of the present one.
 
         Raises:
             RunError: the GPU's memory did not suffice.

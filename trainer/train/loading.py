@@ -74,11 +74,7 @@ class Origin:
 
 
 def open_checkpoint(folder: Path, config: ModelConfig) -> tuple[Any, Weights]:
-    """A folder's model on the meta device, and where its values are read from.
-
-    Raises:
-        UserError: as `load_lm`.
-    """
+    """A folder's model on the meta device, and where its values are read from. Raises UserError as `load_lm`."""
     lm, files = look_at(folder)
     weights = WholeWeights(dict(load_lm(folder, config, torch.float32).state_dict())) if files is None else files
     _untie_what_differs(lm, weights)

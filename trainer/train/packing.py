@@ -37,36 +37,21 @@ class PackedBatch:
 
     Rows with equal ids are packed once. A prefix that rows share is packed once, followed by the rest of each row.
     U is the number of distinct trained tokens, M the number of trained tokens over all rows.
-
-    Attributes:
-        input_ids: [1, T] int64.
-        position_ids: [1, T] int64, position of each token within its row.
-        layout: where prefixes and rows lie in the packed row.
-        loss_index: [U] int64, positions whose next token is trained on.
-        targets: [U] int64, those next tokens.
-        expand: [M] int64, index into the U of every trained token, row by row; the fields below have this order.
-        behave_logprobs: [M] float32, the engine's.
-        old_logprobs: [M] float32, the trainer's before the step; the engine's where the row has none.
-        lacks_old: [M] bool, whether the row has no old_logprobs.
-        ref_logprobs: [M] float32, the reference's; 0 without one.
-        advantages: [M] float32.
-        weights: [M] float32, see `Row.weight`.
-        sequence: [M] int64, number of the row within this micro-batch.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    layout: PackedLayout
-    loss_index: Tensor
-    targets: Tensor
-    expand: Tensor
-    behave_logprobs: Tensor
-    old_logprobs: Tensor
-    lacks_old: Tensor
-    ref_logprobs: Tensor
-    advantages: Tensor
-    weights: Tensor
-    sequence: Tensor
+    input_ids: Tensor  # [1, T] int64
+    position_ids: Tensor  # [1, T] int64, position of each token within its row
+    layout: PackedLayout  # where prefixes and rows lie in the packed row
+    loss_index: Tensor  # [U] int64, positions whose next token is trained on
+    targets: Tensor  # [U] int64, those next tokens
+    expand: Tensor  # [M] int64, index into the U of every trained token, row by row; the fields below have this order
+    behave_logprobs: Tensor  # [M] float32, the engine's
+    old_logprobs: Tensor  # [M] float32, the trainer's before the step; the engine's where the row has none
+    lacks_old: Tensor  # [M] bool, whether the row has no old_logprobs
+    ref_logprobs: Tensor  # [M] float32, the reference's; 0 without one
+    advantages: Tensor  # [M] float32
+    weights: Tensor  # [M] float32, see `Row.weight`
+    sequence: Tensor  # [M] int64, number of the row within this micro-batch
 
 
 def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
@@ -104,7 +89,6 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     collectives equally often.
 
     Args:
-        groups: groups of rows, from `prefix_groups`.
         lengths: tokens of every row, by the row's number.
         budget: most distinct tokens of a micro-batch.
 

@@ -67,11 +67,7 @@ class Flash:
 def usable(
     device: torch.device, dtype: torch.dtype, head_size: int, windowed: bool = False, prefixed: bool = False
 ) -> bool:
-    """Whether there is a flash kernel for packed rows.
-
-    Args:
-        prefixed: rows attend to a shared prefix.
-    """
+    """Whether there is a flash kernel for packed rows. prefixed: rows attend to a shared prefix."""
     if device.type != "cuda" or dtype not in HALF or head_size > LARGEST_HEAD or head_size % 8:
         return False
     kernel = flash()

@@ -58,11 +58,7 @@ def python_here() -> str:
 
 
 def missing_packages(python: str, names: Sequence[str]) -> list[str]:
-    """Return those of these packages that an interpreter does not have.
-
-    Raises:
-        UserError: it does not run.
-    """
+    """Return those of these packages that an interpreter does not have. Raises UserError where it does not run."""
     if python == sys.executable:
         return [name for name in names if not find_spec(name)]
     # -P: a folder of the current directory is no package.

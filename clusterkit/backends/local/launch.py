@@ -39,11 +39,7 @@ class Ending:
 
 
 def require_trainer(python: str = sys.executable) -> None:
-    """Refuse early, with the way out, where the trainer's packages are not installed.
-
-    Args:
-        python: the interpreter that is to train.
-    """
+    """Refuse early, with the way out, where the interpreter that is to train lacks the trainer's packages."""
     missing = missing_packages(python, ("torch", "transformers", "safetensors", "numpy", "zstandard", "trainer"))
     if missing and python != sys.executable:
         raise UserError(

@@ -52,15 +52,10 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
 
 @dataclass(frozen=True)
 class Restarts:
-    """How a trainer that crashed is started again.
+    """How a trainer that crashed is started again."""
 
-    Attributes:
-        most: starts in a row without a new step.
-        first_wait: seconds before the first of them.
-    """
-
-    most: int = 0
-    first_wait: float = 0.0
+    most: int = 0  # starts in a row without a new step
+    first_wait: float = 0.0  # seconds before the first of them
 
     @classmethod
     def of(cls, config: RunConfig) -> Restarts:
@@ -80,20 +75,15 @@ def follow(
 
     Args:
         run: the run, which the caller holds.
-        argv: the trainer's command line.
         attempt: number of the first attempt, whose folder is there.
-        progress: shows what is recorded, and messages.
         again: the command that goes on.
-        restarts: how often, and after how long.
     """
-    tail, history = MetricsTail(run.metrics), History()
-    for record in tail.read():  # earlier attempts
-        history.add(record)
+    tail = MetricsTail(run.metrics)
+    history = History(tail.read())  # of earlier attempts
 
     def poll() -> None:
         news = tail.read()
-        for record in news:
-            history.add(record)
+        history.extend(news)
         progress.show(history, news)
 
     def interrupted() -> None:

@@ -78,11 +78,7 @@ class RayBackend:
         self._runner.close()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of what is done on the cluster.
-
-        Raises:
-            RunError: a host was lost, or refuses.
-        """
+        """The result of what is done on the cluster. Raises RunError where a host was lost, or refuses."""
         try:
             return self._runner.run(work)
         except HostError as error:

@@ -56,9 +56,6 @@ async def fetch_logs(head: Head, remote: RunDirectory, local: RunDirectory, fact
     """Bring main.log and what the last attempt printed into the copy of a run; of long files only the ends.
 
     Args:
-        head: a host that shows the storage.
-        remote: the run.
-        local: its copy.
         facts: its files now.
         seen: the files that were fetched before, as they were then; kept up to date.
 

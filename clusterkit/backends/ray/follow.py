@@ -47,8 +47,7 @@ class Copy:
                 file.write(data)
             self._offset += len(data)
         news = self._tail.read()
-        for record in news:
-            self.history.add(record)
+        self.history.extend(news)
         return news
 
     @property
@@ -71,8 +70,6 @@ async def watch_job(
     """Look at a job every few seconds until it has ended; a lost connection is made again.
 
     Args:
-        selection: how to reach the cluster.
-        submission_id: of the job.
         look: called each time, the last time with the ended job.
         say: gets a sentence when the cluster cannot be seen.
 

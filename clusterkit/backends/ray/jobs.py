@@ -39,23 +39,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """A submitted job.
+    """A submitted job."""
 
-    Attributes:
-        submission_id: chosen by who submitted it.
-        status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
-        message: Ray's words on its state.
-        metadata: what it was submitted with.
-        started: Unix seconds; 0 where it has not been.
-        ended: Unix seconds; 0 where it has not.
-    """
-
-    submission_id: str
-    status: str
-    message: str = ""
-    metadata: dict[str, str] = field(default_factory=dict)
-    started: float = 0.0
-    ended: float = 0.0
+    submission_id: str  # chosen by who submitted it
+    status: str  # PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED
+    message: str = ""  # Ray's words on its state
+    metadata: dict[str, str] = field(default_factory=dict)  # what it was submitted with
+    started: float = 0.0  # Unix seconds; 0 where it has not been
+    ended: float = 0.0  # Unix seconds; 0 where it has not
 
     @property
     def alive(self) -> bool:
@@ -130,8 +121,6 @@ async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) ->
         attempt: attaches to a job or submits one.
         refused: message for the case that somebody else always is.
 
-    Returns what `attempt` returns.
-
     Raises:
         RunError: with `refused`, after three tries.
     """
@@ -145,15 +134,7 @@ async def submit_or_attach(attempt: Callable[[], Awaitable[T]], refused: str) ->
 
 @asynccontextmanager
 async def jobs_of(head: Session, token: str) -> AsyncIterator[RayJobs]:
-    """Open the API for the length of a block.
-
-    Args:
-        head: connection to the head node.
-        token: what Ray asks everybody for.
-
-    Raises:
-        HostError: the connection is lost.
-    """
+    """Open the API for the length of a block. Raises HostError where the connection is lost."""
     port = await head.forward("127.0.0.1", Ports().dashboard)
     # Not through a proxy that our environment may name.
     async with httpx.AsyncClient(

@@ -50,9 +50,6 @@ from trainer.paths import SUPERVISED
 if TYPE_CHECKING:
     from clusterkit.hosts.model import Host
     from clusterkit.ssh.selection import Selection
-if TYPE_CHECKING:
-    from clusterkit.ssh.selection import Selection
-
 
 HASH_SECONDS = 3600.0
 """For reading every byte of two checkpoints."""
@@ -82,13 +79,7 @@ class _CopiedRun:
 
 
 class Copies:
-    """Connections to a cluster, and what they have brought here.
-
-    Args:
-        selection: how to reach the cluster.
-        folder: where the copies lie.
-        fileroot: where the runs lie there.
-    """
+    """Connections to a cluster, and what they have brought here. fileroot: where the runs lie there."""
 
     def __init__(self, selection: Selection, folder: Path, fileroot: str) -> None:
         self.selection, self.folder, self.fileroot = selection, folder, fileroot
@@ -129,11 +120,7 @@ class Copies:
             self._write_holder(run, self._holder(jobs, self.original(run), run))
 
     async def fetch(self, run: RunDirectory, *, logs: bool) -> None:
-        """Bring a run's records up to date, and its logs where they are wanted.
-
-        Raises:
-            RunError: no host shows them.
-        """
+        """Bring a run's records up to date, and its logs where they are wanted. Raises RunError: no host shows them."""
         await self._on_any_host(lambda head: self.update(head, run, logs=logs))
 
     async def index_steps(self, run: RunDirectory) -> None:
@@ -150,11 +137,7 @@ class Copies:
             (folder / Path(name).name).touch()
 
     async def fetch_step(self, file: Path) -> None:
-        """Bring what is recorded of a step.
-
-        Raises:
-            RunError: no host shows it.
-        """
+        """Bring what is recorded of a step. Raises RunError where no host shows it."""
         original = Path(self.fileroot) / file.relative_to(self.folder)
         file.write_bytes(await self._on_any_host(lambda head: read_whole(head.session, original)))
 
@@ -175,11 +158,7 @@ class Copies:
         known.heldout = now
 
     async def put(self, run: RunDirectory, name: str, text: str) -> None:
-        """Write a file beside the run on the cluster.
-
-        Raises:
-            RunError: no host takes it.
-        """
+        """Write a file beside the run on the cluster. Raises RunError where no host takes it."""
         await self._on_any_host(
             lambda head: head.session.put(text.encode(), str(self.original(run).logs / name), root=True)
         )

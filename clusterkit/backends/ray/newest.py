@@ -27,11 +27,7 @@ async def newest_of(head: Head, selector: RunSelector) -> ListedRun | None:
 
 
 async def require_newest(head: Head, selector: RunSelector) -> RunDirectory:
-    """The same.
-
-    Raises:
-        RunError: there is none.
-    """
+    """The same. Raises RunError where there is none."""
     found = await newest_of(head, selector)
     if found is None:
         raise RunError(f"no run {selector} of {selector.user or user_name()} on cluster {head.cluster.name}")

@@ -23,9 +23,7 @@ async def fetch_overviews(head: Session, fileroot: str, user: str, into: Path) -
     """Copy what `clusterkit.runs.overview` reads of a user's runs, and make an empty folder for every run of others.
 
     Args:
-        head: a host that shows the storage.
         fileroot: where the runs lie there.
-        user: whose.
         into: fileroot of the copies.
 
     Raises:

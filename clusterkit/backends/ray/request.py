@@ -43,7 +43,6 @@ def on_cluster(config: RunConfig, cluster: Cluster, own_fileroot: bool = False) 
 
     Args:
         config: resolved on this machine.
-        cluster: where it is to run.
         own_fileroot: the user chose where runs lie.
 
     Raises:

@@ -39,23 +39,14 @@ _ENDS = ("", ".gz")
 
 @dataclass
 class InputStager:
-    """Brings to the storage what a run or an evaluation needs of it.
-
-    Attributes:
-        head: the head node.
-        say: gets what is being done.
-        output: folder of the answers on the storage.
-        data: --data-path as typed.
-        change: off for a look at what would be done.
-        own: a folder or file of this machine that the run was trained on, which is looked in as well.
-    """
+    """Brings to the storage what a run or an evaluation needs of it."""
 
     head: Head
     say: Say
-    output: str
-    data: str = ""
-    change: bool = True
-    own: Path | None = None
+    output: str  # folder of the answers on the storage
+    data: str = ""  # --data-path as typed
+    change: bool = True  # off for a look at what would be done
+    own: Path | None = None  # a folder or file of this machine that the run was trained on, which is looked in as well
     _to_copy: dict[str, Path] = field(default_factory=dict)
 
     # -- models and whole data sets -----------------------------------------------------------------------------------

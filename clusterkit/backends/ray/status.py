@@ -57,27 +57,16 @@ class Disk:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """One observation.
-
-    Attributes:
-        cluster: its name.
-        observed_at: Unix seconds.
-        nodes: hosts and Ray.
-        disk: the shared storage; None where it was not seen.
-        job: the run's last job that Ray knows of.
-        run: the run that was asked for, or the newest.
-        run_dir: its folder on the storage.
-        unseen: what could not be seen, and why; what is left is no less true for it.
-    """
+    """One observation."""
 
     cluster: str
-    observed_at: float
-    nodes: ClusterState
-    disk: Disk | None
-    job: RayJob | None
-    run: Status | None
-    run_dir: str = ""
-    unseen: tuple[str, ...] = ()
+    observed_at: float  # Unix seconds
+    nodes: ClusterState  # hosts and Ray
+    disk: Disk | None  # the shared storage; None where it was not seen
+    job: RayJob | None  # the run's last job that Ray knows of
+    run: Status | None  # the run that was asked for, or the newest
+    run_dir: str = ""  # its folder on the storage
+    unseen: tuple[str, ...] = ()  # what could not be seen, and why; what is left is no less true for it
 
     @property
     def exit_code(self) -> int:
@@ -120,12 +109,7 @@ class ClusterStatus:
 
 @asynccontextmanager
 async def watching(selection: Selection, selector: RunSelector) -> AsyncIterator[Watch]:
-    """Look at a cluster again and again: connections are kept, and made anew where they were lost.
-
-    Args:
-        selection: how to reach the cluster.
-        selector: which run of it; the newest that fits.
-    """
+    """Look at a cluster again and again: connections are kept, and made anew where they were lost."""
     folder = Path(tempfile.mkdtemp(prefix="clusterkit-"))
     watch = Watch(selection, selector, folder)
     try:
@@ -150,11 +134,7 @@ class Watch:
         self._copies = Copies(self.selection, self.folder, fileroot)
 
     async def look(self) -> ClusterStatus:
-        """Look once.
-
-        Raises:
-            UserError: a key or configuration that no host can be reached with.
-        """
+        """Look once. Raises UserError for a key or configuration that no host can be reached with."""
         await self._connect()
         cluster, unseen = self.selection.cluster, [str(error).splitlines()[0] for error in self._silent.values()]
         nodes = await observe(self.sessions, cluster, unreachable=self._silent, inside=False)

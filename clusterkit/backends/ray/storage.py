@@ -46,8 +46,6 @@ async def put_code(head: Session, cluster: Cluster, own: Sequence[tuple[str, byt
     """Have the node side on the storage, once for every content.
 
     Args:
-        head: the head node.
-        cluster: its cluster.
         own: the user's files beside it, path and content.
 
     Returns its folder.
@@ -104,12 +102,8 @@ async def fetch_records(
     checkpoints, and whether a supervised start is done; no checkpoints and no trajectories.
 
     Args:
-        head: a host that shows the storage.
         fileroot: where the runs lie there.
-        user: whose runs.
-        experiment: their experiment.
         into: fileroot of the copies.
-        trial: only this one.
         metrics: metrics.jsonl as well.
 
     Raises:
@@ -134,17 +128,11 @@ async def fetch_records(
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run as it lies on the storage.
+    """A run as it lies on the storage."""
 
-    Attributes:
-        run: its folder there.
-        written: Unix seconds of its last sign of life.
-        started_ago: seconds since its last start.
-    """
-
-    run: RunDirectory
-    written: float
-    started_ago: float
+    run: RunDirectory  # its folder there
+    written: float  # Unix seconds of its last sign of life
+    started_ago: float  # seconds since its last start
 
 
 async def list_runs(head: Session, fileroot: str, user: str) -> list[ListedRun]:
@@ -210,10 +198,8 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
     """Copy whole folders, with their paths.
 
     Args:
-        head: a host that shows the storage.
         root: the folder that they are in.
         names: of the folders, below `root`.
-        into: where they are copied to.
         leave_out: name of folders and files that stay there.
 
     Raises:
@@ -236,20 +222,12 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
 
 
 async def size_of(head: Session, path: Path) -> int:
-    """Bytes of a file.
-
-    Raises:
-        HostError: the head was lost, or cannot read there; there is no such file.
-    """
+    """Bytes of a file. Raises HostError: the head was lost, or cannot read there; there is no such file."""
     return int(await read_output(head, f"stat -L -c %s -- {shlex.quote(str(path))}", str(path)))
 
 
 async def newest_attempt(head: Session, run: RunDirectory) -> int:
-    """Number of a run's last attempt; 0 without one.
-
-    Raises:
-        HostError: the head was lost, or cannot read there.
-    """
+    """Number of a run's last attempt; 0 without one. Raises HostError where the head was lost, or cannot read there."""
     listed = await read_output(head, f"ls {shlex.quote(str(run.logs))}", str(run.logs))
     names = [name.removeprefix("attempt_") for name in listed.decode(errors="replace").split()]
     return max((int(name) for name in names if name.isdigit()), default=0)
@@ -259,7 +237,6 @@ async def fetch_listed(head: Session, fileroot: str, listing: str, into: Path) -
     """Copy files below fileroot; nothing where it does not exist.
 
     Args:
-        head: a host that shows the storage.
         fileroot: where the runs lie there.
         listing: shell that prints their paths, relative to fileroot, with `look FOLDER FIND-OPTIONS…`.
         into: fileroot of the copies.
@@ -291,7 +268,6 @@ async def read_output(head: Session, script: str, what: str) -> bytes:
     """All that a script prints.
 
     Args:
-        head: a host that shows the storage.
         script: what is run there as root.
         what: what it reads, for the message.
 

@@ -34,11 +34,6 @@ POLL_SECONDS = 0.5
 async def dispatch(head: Head, request: RunRequest, say: Say = lambda _: None) -> SubmittedRun:
     """Start the run on the cluster; where the same run is alive, attach to it instead.
 
-    Args:
-        head: the cluster's head node.
-        request: the run.
-        say: gets what is being done.
-
     Raises:
         UserError: an unfinished run of other settings stands in the way, or another run has the trial.
         RunError: Ray refused the job, or it ended at once. HostError: the head was lost.

@@ -116,8 +116,7 @@ def _follow(submitted: SubmittedRun, progress: Progress, again: str) -> RunOutco
                 progress.say(message)
             last_message = message
         news = tail.read()
-        for record in news:
-            history.add(record)
+        history.extend(news)
         progress.show(history, [] if known else news)
         known = False
         if not alive:

@@ -23,44 +23,26 @@ _OURS_SHORT = ("J", "D", "o", "e", "N", "a", "n")
 
 @dataclass(frozen=True)
 class SlurmContainer:
-    """What the nodes' processes run in.
+    """What the nodes' processes run in."""
 
-    Attributes:
-        image: as its runtime names it.
-        runtime: PYXIS, or the name of the apptainer command.
-        mounts: further folders, as SRC[:DST].
-    """
-
-    image: str
-    runtime: str
-    mounts: tuple[str, ...] = ()
+    image: str  # as its runtime names it
+    runtime: str  # PYXIS, or the name of the apptainer command
+    mounts: tuple[str, ...] = ()  # further folders, as SRC[:DST]
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What the user asks Slurm for.
+    """What the user asks Slurm for."""
 
-    Attributes:
-        partition: sbatch's own default where it is empty.
-        account: sbatch's own default where it is empty.
-        time: the time limit, as sbatch takes it.
-        options: further options, as sbatch takes them.
-        requeue: go on after the time limit, or when a node fails.
-        image: image to run in, as typed; `container` is how that is done here.
-        mounts: folders that the image sees besides the run's, as /SRC[:/DST].
-        python: runs the node side where there is no container.
-        container: runs it otherwise.
-    """
-
-    partition: str = ""
-    account: str = ""
-    time: str = ""
-    options: tuple[str, ...] = ()
-    requeue: bool = False
-    image: str = ""
-    mounts: tuple[str, ...] = ()
-    python: str = "python3"
-    container: SlurmContainer | None = None
+    partition: str = ""  # sbatch's own default where it is empty
+    account: str = ""  # sbatch's own default where it is empty
+    time: str = ""  # the time limit, as sbatch takes it
+    options: tuple[str, ...] = ()  # further options, as sbatch takes them
+    requeue: bool = False  # go on after the time limit, or when a node fails
+    image: str = ""  # image to run in, as typed; `container` is how that is done here
+    mounts: tuple[str, ...] = ()  # folders that the image sees besides the run's, as /SRC[:/DST]
+    python: str = "python3"  # runs the node side where there is no container
+    container: SlurmContainer | None = None  # runs it otherwise
 
     def __post_init__(self) -> None:
         for option in self.options:
@@ -106,10 +88,7 @@ def script(
     """Text of the batch script.
 
     Args:
-        run: the run's folder.
-        config: resolved.
         options: of sbatch.
-        slurm_options: how its processes are run.
         code: folder of the node side.
         shared: folders that a container has to see.
     """

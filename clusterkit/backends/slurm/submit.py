@@ -34,19 +34,12 @@ from trainer.paths import cache_folder
 
 @dataclass(frozen=True)
 class SlurmPlan(PlannedRun):
-    """A `PlannedRun` for sbatch.
+    """A `PlannedRun` for sbatch."""
 
-    Attributes:
-        chosen: the trial that is meant.
-        options: of sbatch.
-        code: folder of the node side, with the user's own classes.
-        files: what is in it, paths and contents.
-    """
-
-    chosen: Trial = field(kw_only=True)
-    options: tuple[str, ...] = ()
-    code: Path = Path()
-    files: tuple[tuple[str, bytes], ...] = ()
+    chosen: Trial = field(kw_only=True)  # the trial that is meant
+    options: tuple[str, ...] = ()  # of sbatch
+    code: Path = Path()  # folder of the node side, with the user's own classes
+    files: tuple[tuple[str, bytes], ...] = ()  # what is in it, paths and contents
 
 
 def request_for(resolved: Resolved) -> RunRequest:
@@ -91,11 +84,7 @@ def _container(image: str, mounts: tuple[str, ...]) -> SlurmContainer:
 
 
 def require_slurm() -> None:
-    """Refuse a machine that cannot submit.
-
-    Raises:
-        UserError: it has no sbatch.
-    """
+    """Refuse a machine that cannot submit. Raises UserError where it has no sbatch."""
     if not shutil.which("sbatch"):
         raise UserError(
             "no sbatch on PATH: run this command on a login node of a Slurm cluster (some want `module load slurm` "

@@ -37,16 +37,7 @@ class Printed:
 def alerts(
     run: RunOptions, webhook: str | None, command: str | None, *, every: float, once: bool, as_json: bool
 ) -> None:
-    """Watch a run until it is complete, or look once.
-
-    Args:
-        run: what the options say about the run.
-        webhook: where the webhook's address is.
-        command: is run instead.
-        every: seconds between two looks.
-        once: look once.
-        as_json: print every alert that was delivered as a line of JSON.
-    """
+    """Watch a run until it is complete, or look once."""
     if command is not None and webhook is not None:
         raise UserError("--webhook and --command are two receivers: give one, and start a second watcher for the other")
     receiver: Receiver = command_from(command) if command is not None else webhook_from(webhook)

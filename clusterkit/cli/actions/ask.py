@@ -15,13 +15,7 @@ from trainer.errors import UserError
 
 
 def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
-    """Have the files read and print the answer.
-
-    Args:
-        typed: fields of `Question`; without files, standard input is read.
-        as_json: print every event as a line of JSON.
-        shown: whether the memory is shown as it changes.
-    """
+    """Have the files read and print the answer. typed: fields of `Question`; without files, standard input is read."""
     question = Question(**{**typed, "files": typed["files"] or (STDIN,)})
     if STDIN in question.files and sys.stdin.isatty():
         raise UserError("there is nothing to read: name text files, or send a text to standard input")

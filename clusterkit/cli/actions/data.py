@@ -38,16 +38,8 @@ def prepare(
     """Make the files, with their card.
 
     Args:
-        kind: reading, memagent, memalpha or math.
-        sources: input files.
-        out: the folder to make.
         shape: questions and documents of a text, words of a chunk.
         reading: questions of a document, number, mix and documents of traces, the last two as typed.
-        test_share: share of the rows that is for test.
-        most: training rows of a source, at most; 0 for all.
-        seed: of groups and shuffles.
-        force: replace a folder that was prepared from other inputs.
-        as_json: print the card as JSON.
     """
     target = out.expanduser().absolute()
     try:

@@ -18,14 +18,7 @@ from trainer.errors import RunError
 
 
 def diagnose(run: RunOptions, log: str | None, *, as_json: bool, apply: bool) -> None:
-    """Diagnose a run or a log by itself.
-
-    Args:
-        run: what the options say about the run.
-        log: the log's path; - for stdin.
-        as_json: print JSON.
-        apply: keep the settings that are proposed.
-    """
+    """Diagnose a run or a log by itself."""
     if log is not None:
         run.require_no_run(*(["--apply"] if apply else []))
         _show_log(diagnose_log(Path(log) if log == "-" else Path(log).expanduser()), as_json)

@@ -17,11 +17,12 @@ from clusterkit.cli.runoptions import RunOptions
 from clusterkit.evaluate.answers import find_question, listing, read_row, shown_question
 from clusterkit.evaluate.pages import PAGE, write_pages
 from clusterkit.evaluate.process import Finished
-from clusterkit.evaluate.request import EvalArguments, settings_in_words
+from clusterkit.evaluate.request import EvalArguments
 from clusterkit.evaluate.table import evaluator_of
 from clusterkit.ui import output
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.results import RESULTS, find_results, read_results
+from trainer.config import flatten
 from trainer.errors import UserError
 
 
@@ -39,12 +40,6 @@ def evaluate(
 
     Args:
         typed_arguments: what is evaluated; fields of `EvalArguments`.
-        typed: what the options say about the place.
-        slurm: whether it is Slurm.
-        detach: come back once it is submitted.
-        dry_run: print the configuration; ask nothing.
-        as_json: print the results as JSON.
-        shown: whether progress is shown.
     """
     say: Say = output.note if shown else lambda _: None
     arguments = EvalArguments(**typed_arguments)
@@ -102,7 +97,7 @@ def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
     if as_json:
         output.result_json(config.model_dump())
     else:
-        output.result("\n".join(f"{key}={value}" for key, value in settings_in_words(config).items()))
+        output.result("\n".join(f"{key}={value}" for key, value in flatten(config).items()))
 
 
 def _print_scored(folder: Path, as_json: bool) -> None:

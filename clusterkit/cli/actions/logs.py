@@ -30,16 +30,7 @@ def show(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Print a log.
-
-    Args:
-        run: which run.
-        hosts: of the cluster, should it be on one.
-        which: of its logs; fields of `LogName`.
-        lines: so many of its last lines; 0 for all.
-        follow: go on with what is added, until Ctrl-C.
-        as_json: print a JSON object a line.
-    """
+    """Print a log. which: of its logs; fields of `LogName`."""
     selector, name = selector_of(run), LogName(*which)
     with open_backend(place_of_run(run, hosts=hosts), output.note) as backend:
         log = backend.log(selector, name, patient=follow)

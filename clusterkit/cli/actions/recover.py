@@ -17,15 +17,7 @@ from clusterkit.ui import output
 
 
 def check_run(settings: list[str], preset: str | None, task: str | None, run: RunOptions, *, as_json: bool) -> None:
-    """Print whether a start would go on, and from what.
-
-    Args:
-        settings: KEY=VALUE words of that start.
-        preset: of that start; None for what the run was started with last.
-        task: of that start.
-        run: what the options say about the run.
-        as_json: print JSON.
-    """
+    """Print whether a start would go on, and from what."""
     output.notes(translation_notes(settings))
     if preset is None:
         place = place_of_run(run)

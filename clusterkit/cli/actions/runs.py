@@ -46,14 +46,9 @@ def runs(
     """Print the runs of a user that fit.
 
     Args:
-        run: what the options say about the place and the runs.
         settings: KEY=VALUE words that they were started with.
-        slurm: only those that were submitted to Slurm.
         states: with commas; empty for all.
         sort: time, a column or a setting.
-        reverse: the other way round.
-        last: only so many of the newest; None for all.
-        as_json: print JSON.
     """
     fits = _filter(settings, states)
     order = _order(sort)
@@ -120,11 +115,7 @@ def _first(found: Iterable[RunOverview], most: int | None) -> list[RunOverview]:
 
 
 def _filter(settings: list[str], states: str) -> Callable[[RunOverview], bool]:
-    """Return whether a run is one of those that were asked for.
-
-    Raises:
-        UserError: a setting or state is none.
-    """
+    """Return whether a run is one of those that were asked for. Raises UserError where a setting or state is none."""
     wanted = flat(parse_overrides(settings))
     named = {name.strip() for name in states.split(",") if name.strip()}
     for name in sorted(named - set(STATES)):
@@ -146,11 +137,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _order(sort: str) -> Callable[[list[RunOverview]], list[RunOverview]]:
-    """Return what sorts runs that are in the order of time.
-
-    Raises:
-        UserError: there is no such column or setting.
-    """
+    """Return what sorts runs that are in the order of time. Raises UserError: there is no such column or setting."""
     if sort == "time":
         return list
     if sort in _TEXTS:

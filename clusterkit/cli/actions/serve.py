@@ -43,15 +43,7 @@ def list_servers(run: RunOptions, hosts: HostOptions, *, as_json: bool) -> None:
 
 
 def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str, as_json: bool) -> None:
-    """Add one server to a run.
-
-    Args:
-        run: which run.
-        hosts: of the cluster, should it be on one.
-        gpus: numbers of the server's GPUs on this machine, with commas.
-        model: folder of weights to start with; empty for that of the other servers.
-        as_json: print JSON.
-    """
+    """Add one server to a run."""
     place, selector = _find(run, hosts)
     if place.hosts is not None:
         said = _on_cluster(place, selector, partial(change_remote, action="add", argument=""))

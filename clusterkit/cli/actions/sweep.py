@@ -50,12 +50,7 @@ class _Typed:
 
 
 def sweep(sweeps: list[str], typed: TrainOptions) -> None:
-    """Train a trial for every combination. The exit code is 3 where only some are complete, 1 where none is.
-
-    Args:
-        sweeps: KEY=V1,V2 words.
-        typed: the rest of the command, for all trials.
-    """
+    """Train a trial for every combination. The exit code is 3 where only some are complete, 1 where none is."""
     settings = typed.settings
     chosen = combinations(sweeps, settings)
     output.notes(dict.fromkeys(note for one in chosen for note in translation_notes([*typed.overrides, *one.words])))

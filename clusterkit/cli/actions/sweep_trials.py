@@ -20,17 +20,11 @@ POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class SweptRun:
-    """One trial of a sweep, checked.
-
-    Attributes:
-        request: the run.
-        plan: where it begins, in one sentence.
-        complete: nothing is left to train.
-    """
+    """One trial of a sweep, checked."""
 
     request: RunRequest
-    plan: str
-    complete: bool
+    plan: str  # where it begins, in one sentence
+    complete: bool  # nothing is left to train
 
     @property
     def name(self) -> str:
@@ -40,12 +34,6 @@ class SweptRun:
 
 def train_in_turn(backend: Backend, runs: Sequence[SweptRun], again: str, *, shown: bool) -> str:
     """Train on this machine what is not complete. One that fails does not keep the others from being trained.
-
-    Args:
-        backend: of this machine.
-        runs: the trials.
-        again: the command that goes on with them.
-        shown: whether progress is shown.
 
     Returns how to go on after Ctrl-C; empty where all have ended.
     """
@@ -71,12 +59,6 @@ def train_in_turn(backend: Backend, runs: Sequence[SweptRun], again: str, *, sho
 
 def submit_all(backend: Backend, runs: Sequence[SweptRun], again: str, *, detach: bool) -> str:
     """Have a job for every trial that is not complete, and wait until all have ended.
-
-    Args:
-        backend: of a cluster or Slurm.
-        runs: the trials.
-        again: the command that goes on with them.
-        detach: come back once they are submitted.
 
     Returns what goes on without us; empty where all have ended.
     """

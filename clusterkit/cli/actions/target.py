@@ -31,15 +31,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a command goes.
+    """Where a command goes."""
 
-    Attributes:
-        cluster: its name; None for this machine.
-        note: says so on stderr; empty where the user has said it.
-    """
-
-    cluster: str | None
-    note: str = ""
+    cluster: str | None  # its name; None for this machine
+    note: str = ""  # says so on stderr; empty where the user has said it
 
 
 def target(kind: Kind, typed: RunOptions, why_here: str = "") -> Target:
@@ -47,7 +42,6 @@ def target(kind: Kind, typed: RunOptions, why_here: str = "") -> Target:
 
     Args:
         kind: what decides when the user does not say.
-        typed: what the user said.
         why_here: with Kind.HERE, why this machine does it.
 
     Raises:
@@ -87,7 +81,6 @@ def slurm_place(on_cluster: bool, here: bool, options: object = None, fileroot: 
         on_cluster: whether a cluster was named, too.
         here: whether --here was.
         options: fields of `SlurmOptions`, of the command that submits.
-        fileroot: --fileroot as typed.
 
     Raises:
         UserError: another place was named, too.
@@ -101,9 +94,7 @@ def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptio
     """Where a command about one run goes, told on stderr.
 
     Args:
-        run: what the user said about the place and the run.
         kind: what decides when the user does not say; runs of others are on the cluster.
-        hosts: options of hosts, of commands that have them.
 
     Raises:
         UserError, RunError: as `target`.
@@ -132,11 +123,7 @@ def announce(found: Target) -> str | None:
 
 
 def checked_user(typed: str | None) -> str:
-    """Whose runs are meant: those of --user, else our own.
-
-    Raises:
-        UserError: the name is none.
-    """
+    """Whose runs are meant: those of --user, else our own. Raises UserError where the name is none."""
     name = user_name() if typed is None else typed
     if not name or name.startswith((".", "-")) or any(sign in name for sign in "/*?[]\n\0"):
         raise UserError(f"--user {name}: this is no name of a user")
@@ -144,11 +131,7 @@ def checked_user(typed: str | None) -> str:
 
 
 def selector_of(run: RunOptions) -> RunSelector:
-    """The run that is meant.
-
-    Raises:
-        UserError: the name of the user is none.
-    """
+    """The run that is meant. Raises UserError where the name of the user is none."""
     return RunSelector(run.experiment, run.trial, None if run.user is None else checked_user(run.user))
 
 

@@ -20,7 +20,6 @@ def for_training(resolved: Resolved, typed: RunOptions, *, start: bool = True) -
 
     Args:
         resolved: the run as typed; mode=local and mode=ray are places, too.
-        typed: what the user said about the place.
         start: it will be started there, and not only looked at.
 
     Raises:
@@ -43,7 +42,6 @@ def for_checkpoint(checkpoint: str | None, typed: RunOptions) -> Target:
 
     Args:
         checkpoint: as typed; None for that of the newest run.
-        typed: what the user said about the place.
 
     Raises:
         UserError, RunError: as `target`.

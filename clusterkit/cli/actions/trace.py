@@ -22,16 +22,7 @@ from trainer.errors import UserError
 
 
 def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bool, as_json: bool) -> None:
-    """Print what became of the memory in one trajectory.
-
-    Args:
-        run: what the command says about the run.
-        task: number of the task within its step, or its id.
-        step: the training step; None for the newest that has the task.
-        sample: number of the trajectory within the task's group.
-        full: do not cut texts.
-        as_json: print JSON.
-    """
+    """Print what became of the memory in one trajectory."""
     with _chosen_run(run) as (runs, chosen):
         runs.index_steps(chosen)
         with errors_with_original_paths(runs):
@@ -50,10 +41,7 @@ def trace_heldout(run: RunOptions, task: str | None, *, full: bool, as_json: boo
     """Print how a held-out task was read before and after training.
 
     Args:
-        run: what the command says about the run.
         task: its number among those that are recorded, or its id; None for the first whose answer became better.
-        full: do not cut texts.
-        as_json: print JSON.
     """
     with _chosen_run(run) as (runs, chosen):
         runs.fetch_heldout(chosen)

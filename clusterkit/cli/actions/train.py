@@ -66,11 +66,7 @@ def train(typed: TrainOptions) -> None:
 
 
 def refuse_config(file: str) -> None:
-    """Say what AReaL's `ppo-math --config FILE` is here.
-
-    Raises:
-        UserError: always.
-    """
+    """Say what AReaL's `ppo-math --config FILE` is here. Always raises UserError."""
     size, gpus = re.search(r"(\d+(?:\.\d+)?B)", file), re.search(r"gpus-(\d+)", file)
     kind = "-zero" if "zero" in file else ""
     alike = [name for name in size_names() if size and re.fullmatch(rf"{re.escape(size[1])}{kind}_n\d+", name)]
@@ -85,10 +81,6 @@ def refuse_config(file: str) -> None:
 
 def place_for(runs: Sequence[Resolved], typed: TrainOptions) -> Place:
     """Where runs that are started together go, told on stderr.
-
-    Args:
-        runs: as typed.
-        typed: the command.
 
     Raises:
         UserError: they go to different places, or to none that the options allow.

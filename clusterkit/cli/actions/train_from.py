@@ -18,9 +18,6 @@ def settings_from(
     Args:
         source: EXPERIMENT/TRIAL or a path, as typed.
         backend: where the run is trained.
-        preset: of the command that it belongs to.
-        task: of that command.
-        settings: of that command.
 
     Raises:
         UserError: the source is none, is being trained, or does not fit. RunError: it is not there, or damaged.

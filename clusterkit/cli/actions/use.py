@@ -15,11 +15,6 @@ from trainer.errors import UserError
 def use(name: str | None, *, here: bool, as_json: bool) -> None:
     """Make the cluster the current one, or none of them; without either, list all.
 
-    Args:
-        name: of the cluster.
-        here: commands go to this machine.
-        as_json: print JSON.
-
     Raises:
         UserError: a cluster and this machine were named, or there is no such cluster. RunError: the choice cannot be
             written.

@@ -29,16 +29,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where a set was published.
+    """Where a set was published."""
 
-    Args:
-        description: for `clusterkit assets list`.
-        path: "ORG/NAME@REVISION" on the hub, else a URL.
-    """
-
-    description: str
+    description: str  # for `clusterkit assets list`
     licence: str
-    path: str
+    path: str  # "ORG/NAME@REVISION" on the hub, else a URL
     sha256: str
 
     @property

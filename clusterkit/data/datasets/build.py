@@ -31,19 +31,13 @@ MakeRow = Callable[[int], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Output:
-    """One file to write.
-
-    Args:
-        make: returns a row by its number, and depends on nothing else.
-        key: the column that the card counts rows by.
-        part: rows of a part; 0: PART_ROWS.
-    """
+    """One file to write."""
 
     name: str
     count: int
-    make: MakeRow
-    key: str = "data_source"
-    part: int = 0
+    make: MakeRow  # returns a row by its number, and depends on nothing else
+    key: str = "data_source"  # the column that the card counts rows by
+    part: int = 0  # rows of a part; 0: PART_ROWS
 
 
 @dataclass(frozen=True)

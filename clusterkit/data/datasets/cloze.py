@@ -49,19 +49,13 @@ _CHAINED = (
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A question with what proves its answer.
-
-    Args:
-        answer: word for word from the last document.
-        documents: those that are needed, in the order of reasoning.
-        evidence: one sentence of each.
-    """
+    """A question with what proves its answer."""
 
     kind: str
     question: str
-    answer: str
-    documents: tuple[Document, ...]
-    evidence: tuple[str, ...]
+    answer: str  # word for word from the last document
+    documents: tuple[Document, ...]  # those that are needed, in the order of reasoning
+    evidence: tuple[str, ...]  # one sentence of each
 
     @property
     def id(self) -> str:

@@ -65,11 +65,7 @@ def read_text(file: Path) -> str:
 
 
 def text_blocks(stream: BinaryIO, name: str, size: int = 1 << 20) -> Iterator[str]:
-    """Yield the text of a stream of UTF-8, without a byte order mark.
-
-    Raises:
-        UserError: it is not text in UTF-8.
-    """
+    """Yield the text of a stream of UTF-8, without a byte order mark. Raises UserError: it is not text in UTF-8."""
     decoder = getincrementaldecoder("utf-8-sig")()
     place = 0
     while True:

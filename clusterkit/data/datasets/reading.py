@@ -35,19 +35,13 @@ MIXES = ("cloze", "real", "final")
 
 @dataclass(frozen=True)
 class ReadingShape:
-    """How much is made.
+    """How much is made."""
 
-    Args:
-        per_document: cloze questions of a document, and chains that begin with it, at most.
-        traces: lines of traces.jsonl; 0: none.
-        mix: parts of MIXES among them: questions made by rule, real ones, and the final turn alone.
-        sizes: documents of a trace, in turn.
-    """
-
-    per_document: int = 4
-    traces: int = 20000
+    per_document: int = 4  # cloze questions of a document, and chains that begin with it, at most
+    traces: int = 20000  # lines of traces.jsonl; 0: none
     mix: tuple[float, ...] = (60, 25, 15)
-    sizes: tuple[int, ...] = (2, 4, 8)
+    """Parts of MIXES among them: questions made by rule, real ones, and the final turn alone."""
+    sizes: tuple[int, ...] = (2, 4, 8)  # documents of a trace, in turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,11 @@ SUMMARY_QUESTION = "Summarise what was read: who is in it, where it takes place 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a text.
+    """The size of a text."""
 
-    Args:
-        questions: about one text.
-        documents: of a text, with the questions' own.
-        chunk_words: most words of a chunk.
-    """
-
-    questions: int = 10
-    documents: int = 60
-    chunk_words: int = 1500
+    questions: int = 10  # about one text
+    documents: int = 60  # of a text, with the questions' own
+    chunk_words: int = 1500  # most words of a chunk
 
 
 def document_text(

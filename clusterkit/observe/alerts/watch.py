@@ -24,8 +24,6 @@ class Watcher:
     """Watches one run for one receiver.
 
     Args:
-        run: the run.
-        receiver: of its alerts.
         say: called with a sentence for every alert, delivered or not.
         waits: seconds between attempts to deliver.
         mirror: where the run is looked at, which updates the copy of a remote one before every look.
@@ -56,8 +54,7 @@ class Watcher:
         """
         if self._mirror is not None:
             self._mirror.fetch(self.run, logs=False)
-        for record in self._tail.read():
-            self._history.add(record)
+        self._history.extend(self._tail.read())
         status = observe(self.run, time.time(), self._history)
         alert = alert_of(status, ())
         if alert is None or alert in self.delivered:

@@ -26,19 +26,12 @@ MEBIBYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Settings that leave out a part of NCCL.
+    """Settings that leave out a part of NCCL."""
 
-    Args:
-        settings: environment variables.
-        without: the part, in words.
-        evidence: what ranks print that have failed with it.
-        repair: what to look at on the hosts.
-    """
-
-    settings: Mapping[str, str]
-    without: str
-    evidence: re.Pattern[str]
-    repair: str
+    settings: Mapping[str, str]  # environment variables
+    without: str  # the part, in words
+    evidence: re.Pattern[str]  # what ranks print that have failed with it
+    repair: str  # what to look at on the hosts
 
 
 REMEDIES = (
@@ -100,7 +93,6 @@ async def all_reduce(
 
     Args:
         head_address: where the ranks meet.
-        root: run docker as root.
         say: gets a line where it is tried again.
 
     Returns:
@@ -160,11 +152,8 @@ async def _without_a_part(
     """Try again without the parts that may be at fault, until one try goes through.
 
     Args:
-        run: runs the ranks with these settings.
         results: of the try with what NCCL chooses by itself.
-        findings: on them.
         world: number of ranks.
-        say: gets a line on each try.
 
     Returns:
         What was left out, the results and the findings on them; None with what was given where all tries fail, and with
@@ -212,8 +201,6 @@ def rank_script(first: int, count: int, world: int, address: str, settings: Mapp
     """Return bash that runs `count` ranks from `first` on; it fails where one of them fails.
 
     Args:
-        first: number of the first rank.
-        count: number of ranks.
         world: ranks of all hosts.
         address: where they meet.
         settings: more environment variables.

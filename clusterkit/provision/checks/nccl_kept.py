@@ -54,10 +54,8 @@ async def keep(
     """Keep the settings of every host in its container.
 
     Args:
-        sessions: of the hosts.
         containers: name of the container, by host.
         settings: by host.
-        root: run docker as root.
 
     Returns:
         What runs get from now on, and hosts where it could not be kept.

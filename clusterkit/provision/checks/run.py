@@ -156,8 +156,6 @@ async def _inside(cluster: Cluster, facts: dict[str, Facts], able: list[Session]
     """Check the storage from inside the runtime containers, where they run, and what NCCL is told there.
 
     Args:
-        cluster: whose containers are meant.
-        facts: by host.
         able: hosts where commands can run as root.
         nccl: an all-reduce follows, which finds the settings anew.
     """

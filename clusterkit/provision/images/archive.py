@@ -79,8 +79,6 @@ async def write(
 
     Args:
         zstd: compress with zstd, which every host has that will load it.
-        progress: gets host, bytes done and bytes in all.
-        timeout: in seconds.
 
     Returns:
         The archive as it is on record.

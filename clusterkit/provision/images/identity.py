@@ -52,11 +52,7 @@ class Image:
 
 
 def check_reference(reference: str) -> str:
-    """Return the reference.
-
-    Raises:
-        UserError: it is not a reference.
-    """
+    """Return the reference. Raises UserError where it is not a reference."""
     if not _REFERENCE.match(reference):
         raise UserError(
             f"{reference!r} is no image reference; expected NAME:TAG, NAME@sha256:… or an image ID sha256:…"

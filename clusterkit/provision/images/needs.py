@@ -77,11 +77,7 @@ async def check_image(session: Session, reference: str, needs: ImageNeeds) -> No
 
 
 def problems_of(found: dict[str, Any], needs: ImageNeeds) -> list[str]:
-    """Return what is missing or too old, one phrase each.
-
-    Args:
-        found: "python" and "packages" as the probe prints them.
-    """
+    """Return what is missing or too old, one phrase each. found: "python" and "packages" as the probe prints them."""
     problems = []
     python = found.get("python") or [0]
     if tuple(python[:2]) < PYTHON:

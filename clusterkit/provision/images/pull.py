@@ -66,7 +66,6 @@ async def pull(
 
     Args:
         digest: NAME@sha256:… to pull in place of the tag.
-        progress: gets host, bytes done and bytes in all.
         timeout: of one try, in seconds.
 
     Raises:

@@ -35,11 +35,7 @@ def node_address(host: Host, facts: Facts, alone: bool = False) -> str:
 
 
 def head_address(cluster: Cluster, facts: Facts) -> str:
-    """Return the address of the head node. facts: of the head.
-
-    Raises:
-        Refused: as `node_address`.
-    """
+    """Return the address of the head node. facts: of the head. Raises Refused as `node_address`."""
     return node_address(cluster.head_host, facts, alone=len(cluster.hosts) == 1)
 
 

@@ -24,19 +24,12 @@ HERE = "--here"
 
 @dataclass(frozen=True)
 class Current:
-    """The current cluster, and why it is that one.
-
-    Attributes:
-        name: empty where there is none.
-        why: as a remark in parentheses.
-        ready: clusters that have a Ray.
-        here: there is none because this machine was chosen.
-    """
+    """The current cluster, and why it is that one."""
 
     name: str
-    why: str
-    ready: tuple[str, ...]
-    here: bool = False
+    why: str  # as a remark in parentheses
+    ready: tuple[str, ...]  # clusters that have a Ray
+    here: bool = False  # there is none because this machine was chosen
 
 
 def current() -> Current:
@@ -97,11 +90,7 @@ def choose(name: str) -> None:
 
 
 def choose_here() -> None:
-    """Let commands go to this machine, although there are clusters.
-
-    Raises:
-        RunError: the choice cannot be written.
-    """
+    """Let commands go to this machine, although there are clusters. Raises RunError: the choice cannot be written."""
     _write(HERE)
 
 

@@ -57,7 +57,6 @@ def write_file(
     """Return the action that writes a file.
 
     Args:
-        content: of the file, sent over stdin.
         before: script that runs just before the file gets its name.
         after: script that runs just after.
     """

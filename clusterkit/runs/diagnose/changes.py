@@ -20,19 +20,12 @@ PROMPT_TOKENS = 512
 
 @dataclass(frozen=True)
 class Context:
-    """What proposals depend on.
+    """What proposals depend on."""
 
-    Args:
-        config: of the run; None if there is only a log.
-        logged: settings that the logs print.
-        environment: variables of the trainer's processes.
-        learned: whether the run has progress to keep.
-    """
-
-    config: RunConfig | None = None
-    logged: LoggedSettings | None = None
-    environment: Mapping[str, str] | None = None
-    learned: bool = True
+    config: RunConfig | None = None  # of the run; None if there is only a log
+    logged: LoggedSettings | None = None  # settings that the logs print
+    environment: Mapping[str, str] | None = None  # variables of the trainer's processes
+    learned: bool = True  # whether the run has progress to keep
 
 
 def propose(rules: tuple[Rule, ...], context: Context) -> tuple[Change, ...]:

@@ -23,31 +23,18 @@ BAD = ("failed", "killed", "stalled")
 
 @dataclass(frozen=True)
 class Rule:
-    """How to change one setting.
+    """How to change one setting."""
 
-    Args:
-        how: halve, double, times, less, more (the last three by `by`) or to (`to`).
-        key: our setting, by its dotted key.
-        areal: AReaL's option for the same.
-        environment: a variable of the processes.
-        to: the new value, with how="to".
-        by: the factor or the difference.
-        least: lower bound of the proposal.
-        most: upper bound of the proposal.
-        why: the reason, in half a sentence.
-        engine: server or embedded: only for runs with that engine.
-    """
-
-    how: str
-    key: str = ""
-    areal: str = ""
-    environment: str = ""
-    to: Any = None
-    by: float = 0.0
-    least: float = 0.0
-    most: float = float("inf")
-    why: str = ""
-    engine: str = ""
+    how: str  # halve, double, times, less, more (the last three by `by`) or to (`to`)
+    key: str = ""  # our setting, by its dotted key
+    areal: str = ""  # AReaL's option for the same
+    environment: str = ""  # a variable of the processes
+    to: Any = None  # the new value, with how="to"
+    by: float = 0.0  # the factor or the difference
+    least: float = 0.0  # lower bound of the proposal
+    most: float = float("inf")  # upper bound of the proposal
+    why: str = ""  # the reason, in half a sentence
+    engine: str = ""  # server or embedded: only for runs with that engine
 
 
 @dataclass(frozen=True)
@@ -62,33 +49,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Signature:
-    """A known message and what it means.
+    """A known message and what it means."""
 
-    Args:
-        id: its name in JSON and in docs/diagnose.md.
-        title: what happened.
-        patterns: regular expressions; each matches within one line of a log.
-        cause: why it happened.
-        advice: what to do beside changing settings.
-        rules: settings to change, the best one first.
-        in_phases: other causes in some phases of a step.
-        origin: the program that prints the message.
-        follows: it is usually the consequence of something else, so other causes are shown first.
-        unless: ids of signatures beside which it says nothing new.
-        together: all rules are needed, not one of them.
-    """
-
-    id: str
-    title: str
-    patterns: tuple[str, ...]
-    cause: str
-    advice: tuple[str, ...] = ()
-    rules: tuple[Rule, ...] = ()
-    in_phases: tuple[Case, ...] = ()
-    origin: str = ""
-    follows: bool = False
-    unless: tuple[str, ...] = ()
-    together: bool = False
+    id: str  # its name in JSON and in docs/diagnose.md
+    title: str  # what happened
+    patterns: tuple[str, ...]  # regular expressions; each matches within one line of a log
+    cause: str  # why it happened
+    advice: tuple[str, ...] = ()  # what to do beside changing settings
+    rules: tuple[Rule, ...] = ()  # settings to change, the best one first
+    in_phases: tuple[Case, ...] = ()  # other causes in some phases of a step
+    origin: str = ""  # the program that prints the message
+    follows: bool = False  # it is usually the consequence of something else, so other causes are shown first
+    unless: tuple[str, ...] = ()  # ids of signatures beside which it says nothing new
+    together: bool = False  # all rules are needed, not one of them
 
     def case(self, phase: str) -> Case:
         """Return what the message means in that phase."""
@@ -107,23 +80,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Change:
-    """One proposed change.
+    """One proposed change."""
 
-    Args:
-        key: the setting, AReaL's option or the environment variable.
-        kind: setting (ours), areal (AReaL's option without a setting of ours) or environment.
-        now: the present value; None where it is unknown.
-        proposed: the new value; words such as `half of it` where the present one is unknown.
-        why: the reason, in half a sentence.
-        new_trial: the run cannot go on with it, because its checkpoints demand the old value.
-    """
-
-    key: str
-    kind: str
-    now: Any
-    proposed: Any
-    why: str = ""
-    new_trial: bool = False
+    key: str  # the setting, AReaL's option or the environment variable
+    kind: str  # setting (ours), areal (AReaL's option without a setting of ours) or environment
+    now: Any  # the present value; None where it is unknown
+    proposed: Any  # the new value; words such as `half of it` where the present one is unknown
+    why: str = ""  # the reason, in half a sentence
+    new_trial: bool = False  # the run cannot go on with it, because its checkpoints demand the old value
 
     @property
     def applicable(self) -> bool:
@@ -133,31 +97,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Cause:
-    """Something that the diagnosis recognised.
+    """Something that the diagnosis recognised."""
 
-    Args:
-        id: of the signature or check.
-        title: what happened.
-        cause: why it happened.
-        phase: the phase of the step in which it happened.
-        evidence: the first and the last place where it was seen.
-        count: how often it was seen.
-        changes: the first one is the proposal, the others are for when it does not suffice.
-        advice: what to do beside changing settings.
-        follows: it is the consequence of something else.
-        together: all changes are needed.
-    """
-
-    id: str
-    title: str
-    cause: str
-    phase: str = ""
-    evidence: tuple[Evidence, ...] = ()
-    count: int = 1
-    changes: tuple[Change, ...] = ()
-    advice: tuple[str, ...] = ()
-    follows: bool = False
-    together: bool = False
+    id: str  # of the signature or check
+    title: str  # what happened
+    cause: str  # why it happened
+    phase: str = ""  # the phase of the step in which it happened
+    evidence: tuple[Evidence, ...] = ()  # the first and the last place where it was seen
+    count: int = 1  # how often it was seen
+    changes: tuple[Change, ...] = ()  # the first one is the proposal, the others are for when it does not suffice
+    advice: tuple[str, ...] = ()  # what to do beside changing settings
+    follows: bool = False  # it is the consequence of something else
+    together: bool = False  # all changes are needed
 
     @property
     def applicable(self) -> Change | None:

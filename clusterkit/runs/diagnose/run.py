@@ -53,25 +53,17 @@ FULL_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result, causes before consequences.
-
-    Args:
-        state: of the run; empty for a log without a run.
-        looked_at: the files that were read.
-        notes: on reading a log without a run.
-        kind: the program that wrote that log; empty if unknown.
-        empty: whether that log is empty.
-    """
+    """The result, causes before consequences."""
 
     findings: tuple[Cause, ...]
-    state: str = ""
+    state: str = ""  # of the run; empty for a log without a run
     message: str = ""
     run: RunDirectory | None = None
     config: RunConfig | None = None
-    looked_at: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    kind: str = ""
-    empty: bool = False
+    looked_at: tuple[str, ...] = ()  # the files that were read
+    notes: tuple[str, ...] = ()  # on reading a log without a run
+    kind: str = ""  # the program that wrote that log; empty if unknown
+    empty: bool = False  # whether that log is empty
 
     @property
     def is_unknown(self) -> bool:
@@ -128,7 +120,6 @@ def diagnose_run(run: RunDirectory, observed: Status | None = None, killed: bool
     """Diagnose a run's latest attempt.
 
     Args:
-        run: the run.
         observed: its status, if it is known already.
         killed: SIGKILL ended the trainer, which no log can say.
     """
@@ -199,9 +190,6 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
     """Rebuild the `clusterkit train` command of a run from its configuration, with changed settings.
 
     Args:
-        run: the run.
-        config: its configuration.
-        changes: the settings to change.
         trial: name of a new trial; its command also has the settings that were applied to this run.
 
     Returns:

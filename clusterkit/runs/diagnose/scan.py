@@ -56,34 +56,23 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 @dataclass(frozen=True)
 class Scan:
-    """What was found in one file.
-
-    Args:
-        logged: settings that the log prints.
-        last_phase: phase of the step at the end of the log.
-        last_line: the last line that is not empty.
-        skipped_bytes: size of the beginning that was not read.
-        error: the last lines of the last traceback.
-        fatal: whether the file ends with that traceback.
-        message: the error of AReaL's master or of a command of ours that ends the log.
-    """
+    """What was found in one file."""
 
     source: str
     hits: list[Hit]
-    logged: LoggedSettings
-    last_phase: str
-    last_line: Evidence | None
-    skipped_bytes: int
-    error: Evidence | None = None
-    fatal: bool = False
-    message: Evidence | None = None
+    logged: LoggedSettings  # settings that the log prints
+    last_phase: str  # phase of the step at the end of the log
+    last_line: Evidence | None  # the last line that is not empty
+    skipped_bytes: int  # size of the beginning that was not read
+    error: Evidence | None = None  # the last lines of the last traceback
+    fatal: bool = False  # whether the file ends with that traceback
+    message: Evidence | None = None  # the error of AReaL's master or of a command of ours that ends the log
 
 
 def scan_file(path: Path, since: str = "", read_bytes: int = READ_BYTES) -> Scan:
     """Scan a log's end.
 
     Args:
-        path: of the log.
         since: a time stamp (`20250222-11:11:56`); lines that begin with an earlier one are skipped.
         read_bytes: size of the end that is read.
 

@@ -26,7 +26,6 @@ def stall_cause(
         silence: seconds since the last record.
         step_time: usual seconds of a step.
         phase: of the step, at the log's last line.
-        last_line: of the log.
     """
     match = _PID.search(holder or "")
     pid = match[1] if match else "PID"

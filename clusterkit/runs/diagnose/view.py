@@ -47,7 +47,6 @@ def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
     Never raises: the failure itself must be shown.
 
     Args:
-        run: the run.
         killed: SIGKILL ended the trainer.
     """
     try:

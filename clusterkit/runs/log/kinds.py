@@ -43,19 +43,12 @@ OURS = KINDS[0][0]
 
 @dataclass(frozen=True)
 class Traceback:
-    """An error as Python prints it.
+    """An error as Python prints it."""
 
-    Args:
-        message: its last line.
-        lines: its last lines, with the message.
-        line: index of the message's line in the text.
-        ends: whether it ends the log: few lines follow, and none that a living run writes.
-    """
-
-    message: str
-    lines: tuple[str, ...]
-    line: int
-    ends: bool
+    message: str  # its last line
+    lines: tuple[str, ...]  # its last lines, with the message
+    line: int  # index of the message's line in the text
+    ends: bool  # whether it ends the log: few lines follow, and none that a living run writes
 
 
 def kind_of(text: bytes) -> str:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: an incremental reader that tolerates torn lines, and the history of a run across attempts.
+"""metrics.jsonl: an incremental reader that tolerates torn lines, the history of a run across attempts, and its end.
 
 docs/run-directory.md defines the file.
 """
@@ -6,10 +6,11 @@ docs/run-directory.md defines the file.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, BinaryIO
 
 from clusterkit.common.records import json_object
 from clusterkit.common.text_plot import iso_time
@@ -26,6 +27,12 @@ STALLED_AFTER_SECONDS = 60.0
 STALLED_AFTER_STEPS = 5.0
 STALLED_OUTSIDE_STEPS_SECONDS = 600.0
 """Loading a model, the first evaluation and the first step are silent, and their time is unknown."""
+
+TAIL_BYTES = (128 << 10, 1 << 20, 8 << 20)
+"""How much of the end is read: the next more where a step is longer than that."""
+SEARCHED_BYTES = 4 << 20
+"""So far before the tail the last held-out evaluation is looked for: some runs evaluate every few hundred steps."""
+EVALUATION = b'"kind": "eval"'
 
 
 class MetricsTail:
@@ -111,7 +118,7 @@ class History:
     `warmup` is the latest record of a warm-up in progress, `finish` says how the latest attempt ended; else None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, records: Iterable[Record] = ()) -> None:
         self.attempts: list[Record] = []
         self.steps: list[Record] = []
         self.evals: list[Record] = []
@@ -121,6 +128,12 @@ class History:
         self.warmup: Record | None = None
         self.finish: Record | None = None
         self.last_time: float | None = None
+        self.extend(records)
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Add records in their order."""
+        for record in records:
+            self.add(record)
 
     def add(self, record: Record) -> None:
         """Add one record; unknown kinds are ignored."""
@@ -253,10 +266,52 @@ class History:
 
 def read_history(path: Path) -> History:
     """Return the whole history of one metrics.jsonl; empty if there is none."""
-    history = History()
-    for record in MetricsTail(path).read():
-        history.add(record)
-    return history
+    return History(MetricsTail(path).read())
+
+
+def newest_history(path: Path, *, evaluates: bool = True) -> tuple[History, int]:
+    """Return what the end of a run's records tells, and how many damaged lines it has.
+
+    It has the newest steps, the newest held-out evaluation and how the run ended. It is empty where there is no file.
+
+    Args:
+        path: metrics.jsonl.
+        evaluates: the run evaluates between its first and last step, so that there is one to be looked for.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            for most in TAIL_BYTES:
+                begin = max(size - most, 0)
+                lines = _read(file, begin, size).split(b"\n")[bool(begin) : -1]  # whole ones
+                records, damaged = records_of(lines)
+                history = History(records)
+                if not begin or history.steps:
+                    break
+            if begin and evaluates and not history.held_out and (found := _last_evaluation(file, begin)):
+                history = History([found, *records])
+    except FileNotFoundError:
+        return History(), 0
+    return history, damaged
+
+
+def _last_evaluation(file: BinaryIO, end: int) -> Record | None:
+    """Return the last held-out evaluation that is recorded before a place in the file."""
+    data = _read(file, max(end - SEARCHED_BYTES, 0), end)
+    place = len(data)
+    while (place := data.rfind(EVALUATION, 0, place)) >= 0:
+        first, last = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
+        if held_out := History(records_of([data[first:last]])[0]).held_out:
+            return held_out[-1]
+    return None
+
+
+def _read(file: BinaryIO, begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin)
 
 
 def latest_checkpoint(records: list[Record], now: float) -> dict[str, Any]:

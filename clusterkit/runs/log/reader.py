@@ -57,12 +57,7 @@ class _Known:
 
 
 class LogReader:
-    """Follows one log that is plain text.
-
-    Args:
-        path: of the log.
-        folder: where to save the state for the next invocation; None: nowhere.
-    """
+    """Follows one log that is plain text. folder: where to save the state for the next invocation; None: nowhere."""
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
         self.path = path.expanduser().absolute()

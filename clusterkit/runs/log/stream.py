@@ -69,7 +69,6 @@ class StreamReader:
     """Reads one log from its beginning: a compressed file, a pipe, or standard input (`-`).
 
     Args:
-        path: of the log.
         keep: size of the text's end to keep, as `text`.
     """
 

@@ -19,7 +19,6 @@ class Tail:
 
     Args:
         size: bytes of the file.
-        count: number of lines to find.
 
     Attributes:
         cut: whether the lines are longer than MOST_BYTES and lack their beginning.
@@ -75,7 +74,6 @@ def read_tail(read: Callable[[int, int], bytes], size: int, count: int) -> Tail:
     Args:
         read: returns the piece at an offset and of a length; shorter only at the end of the file.
         size: bytes of the file.
-        count: number of lines to return.
     """
     tail = Tail(size, count)
     while (piece := tail.next_piece()) is not None:

@@ -43,29 +43,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class LogView:
-    """One observation of a log.
-
-    Args:
-        path: of the log.
-        history: the reader's own, which its next refresh continues.
-        size: bytes of the file.
-        modified: when the file last grew, in Unix seconds.
-        news: bytes that were read for this view.
-        observed_at: Unix seconds.
-        sample: its beginning and end.
-        notes: remarks on reading it.
-        closed: nothing more can come.
-    """
+    """One observation of a log."""
 
     path: Path
-    history: LogHistory
-    size: int
-    modified: float
-    news: int
-    observed_at: float
-    sample: Sample = Sample()
-    notes: tuple[str, ...] = ()
-    closed: bool = False
+    history: LogHistory  # the reader's own, which its next refresh continues
+    size: int  # bytes of the file
+    modified: float  # when the file last grew, in Unix seconds
+    news: int  # bytes that were read for this view
+    observed_at: float  # Unix seconds
+    sample: Sample = Sample()  # its beginning and end
+    notes: tuple[str, ...] = ()  # remarks on reading it
+    closed: bool = False  # nothing more can come
 
     @cached_property
     def kind(self) -> str:

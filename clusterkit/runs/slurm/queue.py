@@ -24,25 +24,16 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job of ours.
-
-    Args:
-        state: in Slurm's terms, such as PENDING.
-        reason: of that state, in Slurm's terms.
-        run_dir: log folder of its run.
-        code: exit code of its script, once it has ended.
-        user: whose it is.
-        started: Unix seconds; None while it waits.
-    """
+    """A job of ours."""
 
     number: str
-    state: str
-    reason: str
+    state: str  # in Slurm's terms, such as PENDING
+    reason: str  # of that state, in Slurm's terms
     fingerprint: str
-    run_dir: str
-    code: int = 0
-    user: str = ""
-    started: float | None = None
+    run_dir: str  # log folder of its run
+    code: int = 0  # exit code of its script, once it has ended
+    user: str = ""  # whose it is
+    started: float | None = None  # Unix seconds; None while it waits
 
     @property
     def alive(self) -> bool:
@@ -78,7 +69,6 @@ def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
 
     Args:
         user: whose; None for ours.
-        fresh: ask now.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -117,11 +107,7 @@ def queued_jobs(user: str | None = None) -> list[SlurmJob]:
 
 
 def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
-    """Return the job of a run that waits or runs, or None.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
+    """Return the job of a run that waits or runs, or None. Raises SlurmError: Slurm does not answer."""
     return next((job for job in our_jobs(run.user, fresh=fresh) if job.run_dir == str(run.logs)), None)
 
 

@@ -28,30 +28,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class GoldSentence:
-    """A sentence that proves the answer.
+    """A sentence that proves the answer."""
 
-    Args:
-        title: of its document; "" without one.
-        sentence: its text.
-        places: where it was read; two where a section ends within it, none where it was not read.
-    """
-
-    title: str
-    sentence: str
-    places: tuple[Place, ...] = ()
+    title: str  # of its document; "" without one
+    sentence: str  # its text
+    places: tuple[Place, ...] = ()  # where it was read; two where a section ends within it, none where it was not read
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a memory has.
+    """What a memory has."""
 
-    Args:
-        answer: whether a gold answer; None for yes and no, which stand in a memory by chance.
-        shares: of each gold sentence, the share of its words.
-    """
-
-    answer: bool | None
-    shares: tuple[float, ...]
+    answer: bool | None  # whether a gold answer; None for yes and no, which stand in a memory by chance
+    shares: tuple[float, ...]  # of each gold sentence, the share of its words
 
     @property
     def sentences(self) -> tuple[int, ...]:

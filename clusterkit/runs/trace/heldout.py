@@ -25,19 +25,12 @@ class MemoryAt:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One pass over a task's document.
+    """One pass over a task's document."""
 
-    Args:
-        memories: after each section; None where it failed before.
-        answer: the final response.
-        scores: of the answer, accuracy and f1 among them.
-        error: why it failed; "" if it did not.
-    """
-
-    memories: tuple[MemoryAt | None, ...]
-    answer: str
-    scores: dict[str, float]
-    error: str
+    memories: tuple[MemoryAt | None, ...]  # after each section; None where it failed before
+    answer: str  # the final response
+    scores: dict[str, float]  # of the answer, accuracy and f1 among them
+    error: str  # why it failed; "" if it did not
 
     @property
     def score(self) -> float:

@@ -25,10 +25,7 @@ def heldout_lines(tasks: Sequence[HeldoutTask], number: int, width: int, full: b
     """Return one task section by section, and below it which others there are.
 
     Args:
-        tasks: all that are recorded.
-        number: of the one that is shown.
         width: of the terminal, in characters.
-        full: do not cut texts.
     """
     task, width = tasks[number], min(max(width, NARROWEST), WIDEST)
     lines = [f"held-out task {number} of {len(tasks)}, {cut(task.task, True)}"]

@@ -11,46 +11,32 @@ from clusterkit.runs.trace.source import Record
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool call.
-
-    Args:
-        did: the tool's answer.
-        valid: the judge's verdict, if any.
-        answers: questions whose gold answer occurs in the written text.
-    """
+    """One tool call."""
 
     tool: str
     ok: bool
-    did: str
+    did: str  # the tool's answer
     store: str
     content: str
-    valid: bool | None
-    answers: tuple[str, ...]
+    valid: bool | None  # the judge's verdict, if any
+    answers: tuple[str, ...]  # questions whose gold answer occurs in the written text
 
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """One turn.
-
-    Args:
-        response: what the model wrote.
-        memory_tokens: size of the memory after it.
-        reward: of this turn; None if turns have no rewards.
-        over: `reward` less the mean over all turns of the group.
-        held: what the memory has of answer and gold sentences, where the response is the memory.
-    """
+    """One turn."""
 
     number: int
     chunk: str
     calls: tuple[Call, ...]
-    response: str
-    memory_tokens: int
-    reward: float | None
-    over: float | None
+    response: str  # what the model wrote
+    memory_tokens: int  # size of the memory after it
+    reward: float | None  # of this turn; None if turns have no rewards
+    over: float | None  # `reward` less the mean over all turns of the group
     r2: float | None
     r4: float | None
     shrunk: bool
-    held: Held | None = None
+    held: Held | None = None  # what the memory has of answer and gold sentences, where the response is the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +51,19 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One trajectory of a task.
-
-    Args:
-        others: rewards of all trajectories of its group, with its own.
-        gold: sentences that prove the answer, where they are known.
-    """
+    """One trajectory of a task."""
 
     step: int
     task: str
     sample: int
     reward: float
-    others: tuple[float, ...]
+    others: tuple[float, ...]  # rewards of all trajectories of its group, with its own
     metrics: dict[str, float]
     turns: tuple[TurnView, ...]
     asked: tuple[AnsweredQuestion, ...]
     memory: dict[str, Any]
     error: str
-    gold: tuple[GoldSentence, ...] = ()
+    gold: tuple[GoldSentence, ...] = ()  # sentences that prove the answer, where they are known
 
 
 def trace_of(step: int, group: list[Record], sample: int) -> Trace:

@@ -31,7 +31,6 @@ def find_group(
     """Return the step and the recorded trajectories of one task.
 
     Args:
-        run: the run.
         step: None for the newest one that has the task.
         task: its id, or its number within the step.
         fetch: brings the file of a step before it is read.
@@ -73,7 +72,6 @@ def read_groups(
     """Return the trajectories of a file by task, in the order of the file.
 
     Args:
-        path: the file.
         otherwise: what to do where it cannot be read.
         most: only the first tasks, so many; a file has those of a task one after the other.
 
