@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -132,6 +133,18 @@ def test_a_command_that_is_cut_off_can_still_be_copied(monkeypatch: pytest.Monke
     assert text.replace("\\\n", "").split() == (
         "Train it: clusterkit train --preset 7B_n4 --cluster default n_nodes=2".split()
     )
+
+
+@pytest.mark.parametrize("word", ["task.path=/my own documents/a  b.txt", "it's 'so'", 'a"b c" d e f'], ids=str)
+def test_a_command_is_the_same_for_a_shell_however_narrow_the_terminal(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = shlex.join(["clusterkit", "train", "--preset", "135M", word, "train.total_steps=120"])
+    for columns in (20, 30, 41, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = fitted([f"  train further   {command}"], 100)
+        words = subprocess.check_output(["sh", "-c", f"printf '%s\\0' {text}"], text=True).split("\0")
+        assert words[2:-1] == shlex.split(command), columns
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
