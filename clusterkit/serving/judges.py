@@ -31,6 +31,7 @@ class JudgeRequest:
         gpus: of all servers; 0 for one server on a CPU.
         per_server: GPUs of one.
         context_length: longest request; 0 for the model's own.
+        flags: more options of the server's own, quoted as for a shell.
     """
 
     experiment: str

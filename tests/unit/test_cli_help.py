@@ -107,7 +107,7 @@ def test_every_command_is_in_one_section() -> None:
         ("train --preset tiny --set seed=2 --set=a.b=3", "train --preset tiny seed=2 a.b=3"),
         ("recover check --set seed=2", "recover check seed=2"),
         ("presets plan tiny --set seed=2", "presets plan tiny seed=2"),
-        ("serve judge --model m --flags '--a 1'", "serve judge --model-path m --server-flag='--a 1'"),
+        ("serve judge --model m --server_flag --a", "serve judge --model-path m --server-flag=--a"),
         ("serve add --model m", "serve add --model-path m"),
         ("trace --task 3", "trace --task-id 3"),
         ("train --preset tiny --task sft", "train --task sft --preset tiny"),
