@@ -52,6 +52,12 @@ def load(name: str = DEFAULT) -> Cluster:
     path = path_of(name)
     if not path.exists():
         names = cluster_names()
+        if not names and name == DEFAULT:
+            raise UserError(
+                "there is no cluster on this machine yet. Name its hosts: clusterkit check --hostnames H1 H2 looks at "
+                "them and changes nothing, clusterkit setup --hostnames H1 H2 makes them a cluster, and later commands "
+                "need no names"
+            )
         known = f" Clusters: {', '.join(names)}." if names else ""
         raise UserError(
             f"there is no cluster '{name}'.{did_you_mean(name, names)}{known}\n"
