@@ -165,6 +165,18 @@ def test_a_terminal_in_ascii_shows_a_sparkline(folder: Path) -> None:
     assert "??" not in seen
 
 
+def test_a_run_that_was_interrupted_is_said_to_be_so_once_and_within_60_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    writer = RunWriter(tmp_path / "runs").config().attempt()
+    writer.finish("interrupted", message="interrupted during the warm-up: its state is written")
+
+    assert "run1 was interrupted during the warm-up: its" in _on_a_terminal(["diagnose"], tmp_path, COLUMNS="60")
+    checked = _on_a_terminal(["recover", "check"], tmp_path, COLUMNS="60").splitlines()
+    assert "verdict   there is no recover checkpoint: a start begins at" in checked
+
+
 def test_the_warm_up_says_how_long_it_will_take() -> None:
     record = {"phase": "recall", "step": 13, "steps": 100, "accuracy": 0.5, "remaining_s": 200.0}
 
