@@ -14,6 +14,33 @@ BLOCK = 1 << 20
 """Characters that are tokenised at a time. A shorter document has the very sections of an evaluation's."""
 
 
+class UnknownWords:
+    """Words of texts that a tokenizer has no token for, so that the model reads all of them as the same one.
+
+    Attributes:
+        count: how many there are.
+        first: the first few, each once.
+    """
+
+    SHOWN = 5
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.count, self.first = tokenizer, 0, list[str]()
+        self._known: dict[str, bool] = {}
+
+    def add(self, text: str, ids: list[int]) -> None:
+        """Look at a text. ids: its tokens."""
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        if unknown is None or unknown not in ids:
+            return
+        for word in text.split():
+            if word not in self._known:
+                self._known[word] = unknown not in encode(self.tokenizer, word)
+                if not self._known[word] and len(self.first) < self.SHOWN:
+                    self.first.append(word)
+            self.count += not self._known[word]
+
+
 class Document:
     """Text of a file in the sections that an agent reads; the file is never in memory as a whole.
 
@@ -23,6 +50,7 @@ class Document:
         block: characters that are tokenised at a time.
 
     Attributes:
+        unknown: words that the tokenizer does not know.
         left_out: tokens in the middle of it that are over the most sections.
 
     Raises:
@@ -31,7 +59,12 @@ class Document:
 
     def __init__(self, path: Path, tokenizer: Any, limits: ChunksAgentConfig, block: int = BLOCK) -> None:
         self.path, self.tokenizer, self.limits, self.block = path, tokenizer, limits, block
-        self.tokens = sum(len(ids) for ids in self._blocks())
+        self.unknown = UnknownWords(tokenizer)
+        self.tokens = 0
+        for text in self._texts():
+            ids = encode(tokenizer, text)
+            self.unknown.add(text, ids)
+            self.tokens += len(ids)
         room = limits.max_chunks * limits.chunk_tokens
         self.left_out = max(self.tokens - room, 0) if room else 0
         if self.left_out and limits.overflow == "error":
@@ -67,9 +100,11 @@ class Document:
             place += len(ids)
 
     def _blocks(self) -> Iterator[list[int]]:
+        return (encode(self.tokenizer, text) for text in self._texts())
+
+    def _texts(self) -> Iterator[str]:
         with self.path.open(encoding="utf-8", newline="") as file:
-            for text in blocks_of(file, self.block):
-                yield encode(self.tokenizer, text)
+            yield from blocks_of(file, self.block)
 
     def _count(self, tokens: int) -> int:
         return -(-tokens // self.limits.chunk_tokens)

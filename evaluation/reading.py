@@ -20,13 +20,14 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 
 from evaluation.config import AskConfig, EvalConfig
-from evaluation.document import Document
+from evaluation.document import Document, UnknownWords
 from evaluation.engines import context_window, open_engine
 from evaluation.openai_engine import ServerGoneError
 from evaluation.plan import choose_kind, visible_gpus
 from evaluation.progress import say
 from trainer.agents.base import RolloutOptions, TurnSampler
 from trainer.agents.memagent import MemAgent
+from trainer.agents.template import encode
 from trainer.assets import resolve_model
 from trainer.config_agents import MemagentConfig
 from trainer.configfile import read_config
@@ -70,6 +71,8 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
     task = Task("question", config.question, ("",))
     question = agent.prepare(task).question
     document = Document(Path(config.document), tokenizer, evaluation.agent)
+    unknown = UnknownWords(tokenizer)
+    unknown.add(config.question, encode(tokenizer, config.question))
     kind = choose_kind(evaluation.server)
 
     async def run() -> None:
@@ -81,6 +84,10 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
                 tokens=document.tokens,
                 sections=document.num_sections,
                 left_out_tokens=document.left_out,
+                unknown_words={
+                    "question": {"count": unknown.count, "first": unknown.first},
+                    "document": {"count": document.unknown.count, "first": document.unknown.first},
+                },
                 model_path=str(folder),
                 engine=kind,
             )

@@ -18,7 +18,7 @@ clusterkit alerts --command ./page-me.sh --every 300
 clusterkit alerts --once --webhook file:hook --json
 """
 )
-@takes_run("experiment", "trial", "fileroot", "cluster", "here")
+@takes_run("name", "experiment", "trial", "fileroot", "cluster", "here")
 def alerts(
     *,
     run: RunOptions,

@@ -19,7 +19,7 @@ clusterkit dashboard
 clusterkit dashboard --trial run2 --compare run1
 """
 )
-@takes_run("experiment", "trial", "fileroot", "cluster", "here")
+@takes_run("name", "experiment", "trial", "fileroot", "cluster", "here")
 def dashboard(
     *,
     run: RunOptions,

@@ -14,11 +14,11 @@ app = new_app()
 @app.command(
     examples="""
 clusterkit diagnose
-clusterkit diagnose --trial run2 --apply
+clusterkit diagnose tiny-recall/run2 --apply
 clusterkit diagnose --log slurm-4711.out
 """
 )
-@takes_run("experiment", "trial", "fileroot", "cluster", "here")
+@takes_run("name", "experiment", "trial", "fileroot", "cluster", "here")
 def diagnose(
     *,
     run: RunOptions,

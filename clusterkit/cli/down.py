@@ -16,6 +16,7 @@ app = new_app("Remove what carries the cluster's label, and nothing else.")
     examples="""
 clusterkit down
 clusterkit down --cluster lab -y --json
+clusterkit down --cluster lab --forget
 """
 )
 @takes_hosts
@@ -26,6 +27,9 @@ def down(
     user: list[str] | None = typer.Option(  # noqa: B008
         None, "--user", metavar="NAME", help="Also although runs of that user are alive; once for each of them."
     ),
+    forget: bool = typer.Option(
+        False, "--forget", help="Touch no host, only forget the cluster on this machine: its hosts are gone for good."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; needs -y."),
 ) -> None:
     """Remove what carries the cluster's label, and nothing else.
@@ -34,5 +38,9 @@ def down(
     code: 0 nothing of the cluster is left, 1 no host could be reached or the user said no, 2 bad usage, 3 some hosts
     could not be reached or kept something. It goes to the current cluster (clusterkit use); with -y and several
     clusters it has to be named. Where jobs of other users are alive it is refused, unless --user names them.
+    --forget is for hosts that never come back: it says what may still run there.
     """
+    if forget:
+        actions.forget.forget(hosts, yes=yes, users=user or [], as_json=as_json)
+        return
     actions.down.down(hosts, yes=yes, users=user or [], as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,13 @@ class JudgeOptions:
     address: str = LOOPBACK
     context_length: int = 0
     server_flag: list[str] | None = None
+    flags: str = ""
     cache_dir: str = ""
+
+    @property
+    def quoted_flags(self) -> str:
+        """All further options of the server's own, quoted as for a shell."""
+        return shlex.join([*self.flags.split(), *(self.server_flag or ())])
 
 
 _OPTIONS: dict[str, Any] = {
@@ -44,8 +51,9 @@ _OPTIONS: dict[str, Any] = {
     ),
     "context_length": typer.Option("--context-length", min=0, help="Longest request; 0: the model's own."),
     "server_flag": typer.Option(
-        "--server-flag", metavar="OPTION", help="A further option of the server's own; repeatable."
+        "--server-flag", metavar="OPTION", help="A further option of the server's own, one argument; repeatable."
     ),
+    "flags": typer.Option("--flags", hidden=True, help="Options of the server's own, with blanks between them."),
     "cache_dir": typer.Option("--cache-dir", help="On this machine: cache folder of assets."),
 }
 

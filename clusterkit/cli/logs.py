@@ -16,12 +16,12 @@ app = new_app()
 @app.command(
     examples="""
 clusterkit logs -f
-clusterkit logs --console --trial run2 -n 50
+clusterkit logs tiny-recall/run2 --console -n 50
 clusterkit logs --engine 0 --cluster lab
 """
 )
 @takes_hosts
-@takes_run("experiment", "trial", "fileroot", "here", "user")
+@takes_run("name", "experiment", "trial", "fileroot", "here", "user")
 def logs(
     *,
     hosts: HostOptions,

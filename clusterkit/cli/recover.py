@@ -36,7 +36,10 @@ def check(
     run: RunOptions,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings that the run would be started with, as for train."),
+        typer.Argument(
+            metavar="EXPERIMENT/TRIAL|KEY=VALUE",
+            help="The run, and settings that it would be started with, as for train.",
+        ),
     ] = None,
     preset: str | None = typer.Option(
         None, "--preset", help="Preset of the command that it would be started with; as last time when left out."
@@ -50,4 +53,5 @@ def check(
     from a checkpoint, 1 it would not (none is there or whole, or settings differ), 2 bad usage. With --preset it goes
     where train would go, else to the run that was started last; --here and --cluster NAME say which.
     """
-    actions.recover.check_run(overrides or [], preset, task, run, as_json=as_json)
+    run, settings = run.with_name_among(overrides or [])
+    actions.recover.check_run(settings, preset, task, run, as_json=as_json)

@@ -14,11 +14,11 @@ app = new_app()
 @app.command(
     examples="""
 clusterkit report
-clusterkit report --trial run2 --compare run1 --out -
+clusterkit report tiny-recall/run2 --compare run1 --out -
 clusterkit report --log main.log --out run.html
 """
 )
-@takes_run("experiment", "trial", "fileroot", "cluster", "here")
+@takes_run("name", "experiment", "trial", "fileroot", "cluster", "here")
 def report(
     *,
     run: RunOptions,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import typer
@@ -14,14 +14,38 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command says about the place and the run, unchecked: the options of these names."""
+    """What the command says about the place and the run, unchecked: the options of these names.
 
+    A `name`, the run as one word, is split into `experiment` and `trial` at once.
+    """
+
+    name: str | None = None
     experiment: str | None = None
     trial: str | None = None
     fileroot: str | None = None
     cluster: str | None = None
     here: bool = False
     user: str | None = None
+
+    def __post_init__(self) -> None:
+        """Take the run's name apart.
+
+        Raises:
+            UserError: the options name another run than the word does.
+        """
+        if not self.name:
+            return
+        experiment, _, trial = self.name.rpartition("/")
+        for option, value in (("experiment", experiment or None), ("trial", trial or None)):
+            if getattr(self, option) not in (None, value):
+                raise UserError(f"{self.name} and --experiment or --trial name the run twice: leave one of them out")
+            object.__setattr__(self, option, value)
+
+    def with_name_among(self, words: Sequence[str]) -> tuple[RunOptions, list[str]]:
+        """Return these options with the run that a first word without `=` names, and the words that are settings."""
+        if words and "=" not in words[0]:
+            return replace(self, name=words[0]), list(words[1:])
+        return self, list(words)
 
     def require_no_run(self, *more: str) -> None:
         """Refuse what names a run or its place beside --log. more: further options that were typed and say nothing.
@@ -30,11 +54,17 @@ class RunOptions:
             UserError: with the names of the options.
         """
         named = ("experiment", "trial", "fileroot", "cluster", "user")
-        if typed := [*(f"--{name}" for name in named if getattr(self, name) is not None), *more]:
+        options = [f"--{name}" for name in named if getattr(self, name) is not None]
+        if typed := [*([self.name] if self.name else options), *more]:
             raise UserError(f"--log FILE names the log itself: leave {' and '.join(typed)} out")
 
 
 _OPTIONS: dict[str, Any] = {
+    "name": typer.Argument(
+        metavar="EXPERIMENT/TRIAL",
+        help="The run, in one word; TRIAL alone, too.",
+        show_default=False,
+    ),
     "experiment": typer.Option("--experiment", help="Experiment; any when left out."),
     "trial": typer.Option("--trial", help="Trial; any when left out."),
     "fileroot": typer.Option("--fileroot", help="Folder under which runs are [./runs, or the cluster's own]."),

@@ -26,7 +26,10 @@ def runs(
     run: RunOptions,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Only runs with these settings, such as train.learning_rate=1e-5."),
+        typer.Argument(
+            metavar="EXPERIMENT/TRIAL|KEY=VALUE",
+            help="Only this run, or runs with these settings, such as train.learning_rate=1e-5.",
+        ),
     ] = None,
     slurm: bool = typer.Option(False, "--slurm", help="Only those that were submitted to Slurm."),
     state: str = typer.Option(
@@ -48,9 +51,10 @@ def runs(
     --fileroot DIR say which. --experiment and --trial may be patterns, such as 'tiny-*'. The runs of others are
     counted, and listed with --user.
     """
+    run, chosen = run.with_name_among(settings or [])
     actions.runs.runs(
         run,
-        settings or [],
+        chosen,
         slurm=slurm,
         states=state,
         sort=sort,

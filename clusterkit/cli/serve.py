@@ -15,7 +15,8 @@ from clusterkit.ssh.host_options import HostOptions
 from trainer.errors import UserError
 
 _JUDGES = typer.Option(False, "--judges", help="The judge servers of --experiment and --trial instead.")
-takes_engine_run = takes_run("experiment", "trial", "fileroot", "here", "user")
+_RUN = ("experiment", "trial", "fileroot", "here", "user")
+takes_engine_run = takes_run("name", *_RUN)
 app = new_app(
     "Engine servers of a run: list them, add one while it trains, end one.",
     no_args_is_help=True,
@@ -89,7 +90,7 @@ clusterkit serve stop --judges --trial run2
 """
 )
 @takes_hosts
-@takes_engine_run
+@takes_run(*_RUN)
 def stop(
     *,
     hosts: HostOptions,

@@ -14,11 +14,11 @@ app = new_app()
 @app.command(
     examples="""
 clusterkit status
-clusterkit status --watch --trial run2
+clusterkit status tiny-recall/run2 --watch
 clusterkit status --log main.log --json
 """
 )
-@takes_run("experiment", "trial", "fileroot", "cluster", "here", "user")
+@takes_run("name", "experiment", "trial", "fileroot", "cluster", "here", "user")
 def status(
     *,
     run: RunOptions,

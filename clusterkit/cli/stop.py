@@ -16,12 +16,12 @@ app = new_app()
 @app.command(
     examples="""
 clusterkit stop
-clusterkit stop --trial run2 --deadline 60
+clusterkit stop tiny-recall/run2 --deadline 60
 clusterkit stop --cluster lab --force --json
 """
 )
 @takes_hosts
-@takes_run("experiment", "trial", "fileroot", "here", "user")
+@takes_run("name", "experiment", "trial", "fileroot", "here", "user")
 def stop(
     *,
     hosts: HostOptions,

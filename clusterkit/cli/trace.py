@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import typer
 
 from clusterkit.cli import actions
@@ -21,15 +19,10 @@ clusterkit trace memory/run1 --task-id 3 --sample 1
 clusterkit trace --heldout --full
 """
 )
-@takes_run("experiment", "trial", "fileroot", "cluster", "here")
+@takes_run("name", "experiment", "trial", "fileroot", "cluster", "here")
 def trace(
     *,
     run: RunOptions,
-    name: str | None = typer.Argument(
-        None,
-        metavar="TRIAL or EXPERIMENT/TRIAL",
-        help="The run, as --experiment and --trial say it, too; the newest one when left out.",
-    ),
     task: str | None = typer.Option(
         None,
         "--task-id",
@@ -53,10 +46,6 @@ def trace(
     and after the last one. Without a name it goes to the run that was started last, on this machine or on the current
     cluster; --here and --cluster NAME say which.
     """
-    if name and (run.experiment or run.trial):
-        raise UserError(f"{name} and --experiment or --trial name the run twice: leave one of them out")
-    experiment, _, trial = (name or "").rpartition("/")
-    run = replace(run, experiment=experiment or None, trial=trial or None) if name else run
     if not heldout:
         actions.trace.trace(run, task or "0", step, sample or 0, full=full, as_json=as_json)
         return

@@ -56,12 +56,7 @@ def _unknown_words(error: Any) -> str:
             return f"{error.ctx.command_path} has no option {option}: {told}"
         options = [name for param in error.ctx.command.params if not param.hidden for name in param.opts]
         return f"{error.ctx.command_path} has no option {option}.{did_you_mean(option, options)}"
-    told = re.sub(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", r"more words than it takes: \1", text)
-    context = getattr(error, "ctx", None)
-    takes_run = context is not None and any("--trial" in param.opts for param in context.command.params)
-    if takes_run and (run := re.fullmatch(r"more words than it takes: ([\w.-]+)/([\w.-]+)", told)):
-        return f"{told}; a run is named by --experiment {run[1]} --trial {run[2]}"
-    return told
+    return re.sub(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", r"more words than it takes: \1", text)
 
 
 def _typed(names: Sequence[str], arguments: Sequence[str]) -> list[str]:

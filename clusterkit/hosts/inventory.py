@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ def load(name: str = DEFAULT) -> Cluster:
     path = path_of(name)
     if not path.exists():
         names = cluster_names()
+        if not names and name == DEFAULT:
+            raise UserError(
+                "there is no cluster on this machine yet. Name its hosts: clusterkit check --hostnames H1 H2 looks at "
+                "them and changes nothing, clusterkit setup --hostnames H1 H2 makes them a cluster, and later commands "
+                "need no names"
+            )
         known = f" Clusters: {', '.join(names)}." if names else ""
         raise UserError(
             f"there is no cluster '{name}'.{did_you_mean(name, names)}{known}\n"
@@ -96,6 +103,22 @@ def save(cluster: Cluster) -> Path:
     except OSError as error:
         raise file_failure(error, path, "set CLUSTERKIT_CONFIG to a folder that is yours") from None
     return path
+
+
+def remove(name: str) -> list[Path]:
+    """Remove the file of a cluster, and what this machine keeps beside it. Return what was removed.
+
+    Raises:
+        RunError: something cannot be removed.
+    """
+    path = path_of(name)
+    found = [one for one in (path, path.parent / name) if one.exists()]
+    try:
+        for one in reversed(found):  # the cluster is known until the last
+            shutil.rmtree(one) if one.is_dir() else one.unlink()
+    except OSError as error:
+        raise file_failure(error, path, "remove it by hand") from None
+    return found
 
 
 def _short(host: Host) -> dict[str, Any]:

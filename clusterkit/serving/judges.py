@@ -33,7 +33,7 @@ class JudgeRequest:
     per_server: int = 1  # GPUs of one
     engine: str = "sglang"
     context_length: int = 0  # longest request; 0 for the model's own
-    flags: str = ""
+    flags: str = ""  # more options of the server's own, quoted as for a shell
 
     @property
     def count(self) -> int:

@@ -108,7 +108,7 @@ def live_lines(history: History, now: float) -> list[str]:
     """Return the lines of the live display at `now` (Unix seconds)."""
     if not history.steps:
         if history.warmup:
-            return [f"{warmup_label(history.warmup):<11}  {warmup_text(history.warmup)}"]
+            return [f"{warmup_label(history.warmup):<11}  {warmup_text(history.warmup, counted=False)}"]
         doing = "measuring held-out accuracy before the first step" if history.attempts else "loading the trainer"
         return [f"starting     {doing}"]
     last = history.steps[-1]

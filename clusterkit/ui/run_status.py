@@ -90,8 +90,14 @@ def warmup_label(record: Record) -> str:
     return "start" if is_supervised(record) else "warm-up"
 
 
-def warmup_text(record: Record) -> str:
-    """Return the state of the warm-up, or of the supervised start, in one line."""
+def warmup_text(record: Record, *, counted: bool = True) -> str:
+    """Return the state of the warm-up, or of the supervised start, in one line.
+
+    Args:
+        counted: with the step and the time that is left, which a bar beside it may show already.
+    """
+    if not counted:
+        record = {key: value for key, value in record.items() if key not in ("step", "steps", "remaining_s")}
     if is_supervised(record):
         return _supervised_text(record)
     if record.get("cached"):
@@ -112,7 +118,8 @@ def warmup_text(record: Record) -> str:
 
 
 def _supervised_text(record: Record) -> str:
-    parts = [f"supervised start: step {record.get('step', '?')} of {record.get('steps', '?')}"]
+    step = f": step {record['step']} of {record.get('steps', '?')}" if record.get("step") is not None else ""
+    parts = [f"supervised start{step}"]
     loss, speed, remaining = number(record, "loss"), number(record, "tokens_per_s"), number(record, "remaining_s")
     if loss is not None:
         parts.append(f"loss {loss:.3f}")

@@ -41,6 +41,15 @@ def runs_lines(listed: Sequence[RunOverview], keys: Sequence[str], width: int | 
     return lines
 
 
+def runs_rows(listed: Sequence[RunOverview], keys: Sequence[str]) -> list[str]:
+    """Return the runs for a pipe: a line each under the names of the columns, tabs between them, all settings."""
+    facts = _facts(listed)
+    lines = ["\t".join(["run", *facts[0], *keys])]
+    for one, fact in zip(listed, facts[1:], strict=True):
+        lines.append("\t".join([one.name, *fact, *(_one_line(value_text(one.settings.get(key))) for key in keys)]))
+    return lines
+
+
 def value_text(value: Any) -> str:
     """Return a setting's value as it would be typed."""
     if value is None:
@@ -68,6 +77,10 @@ def _facts(listed: Sequence[RunOverview]) -> list[list[str]]:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _longest(lines: Sequence[str]) -> int:

@@ -12,6 +12,10 @@ from textwrap import wrap
 _COMMAND = re.compile(r" *(?:[A-Za-z][A-Za-z ]{0,16}(?:: | {2,}))?clusterkit [a-z]")
 """A line that is a command, or a label and one: cut off after a backslash, it can still be copied."""
 
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\ """)
+"""A part of a command that a line break would change."""
+_KEPT_BLANK = "\0"
+
 _ASCII = {
     **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)),
     **dict(zip("░·•━╸╺✓✗≈", ".-*=--+x~", strict=True)),
@@ -52,10 +56,12 @@ def fitted(lines: Iterable[str], otherwise: int | None = None) -> str:
 def _folded(line: str, width: int) -> list[str]:
     if len(line) <= width:
         return [line]
+    command = _COMMAND.match(line)
+    if command:
+        line = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", _KEPT_BLANK), line)
     gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.end() <= width // 2]
     indent = len(line) - len(line.lstrip(" "))
     hanging = gaps[-1] if gaps else indent + 2
-    command = _COMMAND.match(line)
     room = width - 2 if command else width
     # `wrap` would fold blanks between columns: the head keeps them, and only what follows it is wrapped.
     head = line[: gaps[-1]] if gaps else line[:indent]
@@ -68,7 +74,10 @@ def _folded(line: str, width: int) -> list[str]:
         break_on_hyphens=False,
     )
     parts = [head + words[0][len(head) :], *words[1:]]
-    return [f"{part} \\" for part in parts[:-1]] + parts[-1:] if command else parts
+    if not command:
+        return parts
+    parts = [part.replace(_KEPT_BLANK, " ") for part in parts]
+    return [f"{part} \\" for part in parts[:-1]] + parts[-1:]
 
 
 def replace_by_ascii(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -60,6 +60,12 @@ def test_it_shows_its_memory_and_answers_what_the_files_say(run: Trial, tmp_path
     assert f"section 2 of 2: memory 2 tokens\n    {key} {value}\n" in done.stderr
 
 
+def test_words_that_it_does_not_know_are_named(run: Trial) -> None:
+    done = ask(run, "--question", "Ouzel", text=f"{FIRST} Swans nest there.")
+    assert "does not know 1 word of the question: Ouzel\n" in done.stderr
+    assert "of the document: Swans, nest, there.\n" in done.stderr
+
+
 def test_lines_of_json_of_a_text_that_is_piped_in(run: Trial) -> None:
     done = ask(run, "--question", "kege", "--json", text=FIRST)
     events = [json.loads(line) for line in done.stdout.splitlines()]

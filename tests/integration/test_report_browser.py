@@ -230,6 +230,12 @@ def questions(tmp_path: Path, mini_hotpotqa: Path) -> str:
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_held_out_questions_are_clicked_through(screen: Any, questions: str, viewport: dict[str, int]) -> None:
     shown = screen(questions, viewport)
+    tops = [
+        shown.page.locator(it).first.bounding_box()["y"] for it in ("#plots figure", "#heldout", "#more-plots figure")
+    ]
+    assert tops == sorted(tops), "the learning curve, how it reads, and then all other plots"
+    assert shown.page.locator("#plots figure").count() <= 2
+    assert shown.page.locator("#more-plots figure").count() > 2
     part = shown.page.locator(".heldout")
     memories = part.locator(".memories section")
 

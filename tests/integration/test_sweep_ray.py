@@ -48,4 +48,4 @@ def test_a_sweep_is_a_job_for_each_trial_and_ends_with_the_table(cluster: RayClu
     assert "is complete already" in cluster(*words, cwd=tmp_path).stderr
     assert len(listed()) == 2
     shown = cluster("runs", "--cluster", "c", cwd=tmp_path).stdout
-    assert shown.count(" finished ") == 2
+    assert shown.count("\tfinished\t") == 2

@@ -10,7 +10,7 @@ import pytest
 from builders import byte_tokenizer
 from typer.testing import CliRunner
 
-from clusterkit.cli.actions.ask import lines_of
+from clusterkit.cli.actions.ask import lines_of, warnings_of
 from clusterkit.cli.main import app
 from clusterkit.data.datasets.passages import read_text, text_blocks, text_lines
 from clusterkit.evaluate.ask import ReadingParser, write_document
@@ -19,6 +19,7 @@ from trainer.agents.memagent import MemAgent
 from trainer.config_agents import MemagentConfig
 from trainer.errors import UserError
 from trainer.types import Task
+from trainer.warmup.tiny import make_tokenizer
 
 STORY = "".join(f"Paragraph {n} names lake Ül{n} and\r\nnothing else.\n\n" for n in range(40))
 
@@ -113,6 +114,25 @@ def test_more_sections_than_allowed_are_an_error_where_the_agent_says_so(tmp_pat
     limits = MemagentConfig(chunk_tokens=37, max_chunks=3, overflow="error")
     with pytest.raises(UserError, match=r"agent\.max_chunks is 3"):
         Document(text_file(tmp_path, "story.txt", STORY), byte_tokenizer(), limits)
+
+
+def test_words_that_the_model_does_not_know_are_counted_and_named(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(["the", "lake", "is", "deep"])
+    text = "the Ouzel is deep\nthe Ouzel lake is a lake of a b c d e f"
+    document = Document(text_file(tmp_path, "story.txt", text), tokenizer, MemagentConfig(), block=16)
+    assert (document.unknown.count, document.unknown.first) == (10, ["Ouzel", "a", "of", "b", "c"])
+    assert document.tokens == len(text.split())
+
+    told = {"count": document.unknown.count, "first": document.unknown.first}
+    lines = list(warnings_of({"event": "document", "unknown_words": {"question": {"count": 0}, "document": told}}))
+    assert lines[0] == "warning: the model does not know 10 words of the document: Ouzel, a, of, b, c, …"
+    assert "--model-path" in lines[1]
+
+
+def test_a_model_that_knows_any_text_warns_of_nothing(tmp_path: Path) -> None:
+    document = Document(text_file(tmp_path, "story.txt", STORY), byte_tokenizer(), MemagentConfig())
+    assert document.unknown.count == 0
+    assert list(warnings_of({"event": "document", "unknown_words": {"document": {"count": 0}}})) == []
 
 
 def test_events_come_whole_however_the_output_is_cut() -> None:

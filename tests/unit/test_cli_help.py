@@ -13,6 +13,7 @@ import typer
 
 from clusterkit.cli.hostoptions import expand_arguments
 from clusterkit.cli.main import COMMANDS, EXAMPLES, HOST_COMMANDS, app, main, sections
+from clusterkit.runs.directory import RunDirectory, user_name
 
 ROOT = typer.main.get_command(app)
 
@@ -106,7 +107,7 @@ def test_every_command_is_in_one_section() -> None:
         ("train --preset tiny --set seed=2 --set=a.b=3", "train --preset tiny seed=2 a.b=3"),
         ("recover check --set seed=2", "recover check seed=2"),
         ("presets plan tiny --set seed=2", "presets plan tiny seed=2"),
-        ("serve judge --model m --flags '--a 1'", "serve judge --model-path m --server-flag='--a 1'"),
+        ("serve judge --model m --server_flag --a", "serve judge --model-path m --server-flag=--a"),
         ("serve add --model m", "serve add --model-path m"),
         ("trace --task 3", "trace --task-id 3"),
         ("train --preset tiny --task sft", "train --task sft --preset tiny"),
@@ -124,7 +125,8 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
         ("ask", "--question is missing: What is asked about them"),
         ("train --train.total_steps=6", "settings are typed without dashes, as train.total_steps=VALUE"),
         ("report --tril x", "clusterkit report has no option --tril. Did you mean --trial?"),
-        ("status tiny-recall/run1", "a run is named by --experiment tiny-recall --trial run1"),
+        ("status a/run1 --trial run2", "a/run1 and --experiment or --trial name the run twice"),
+        ("report a/run1 --log main.log", "--log FILE names the log itself: leave a/run1 out"),
         ("use a b", "more words than it takes: b"),
         ("eval --model-path /nonexistent", "--model-path /nonexistent: there is no such folder"),
         ("train ppo-math --config c/ppo-7B-distill-gpus-128.yaml", "clusterkit train --preset 7B_n16 --task math"),
@@ -159,3 +161,21 @@ def test_that_there_is_no_run_has_one_exit_code(
     code, err = _said(capsys, monkeypatch, *shlex.split(words))
 
     assert (code, err.startswith("error: no ")) == (1, True), err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("status", "logs", "stop", "diagnose", "report --out -", "trace", "recover check"),
+        *("alerts --once --command true", "serve list", "serve add"),
+    ],
+)
+def test_a_run_is_named_in_one_word(
+    words: str, tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunDirectory(tmp_path / "runs", user_name(), "another", "run1").logs.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    code, err = _said(capsys, monkeypatch, *shlex.split(words), "there/run7")
+
+    assert code == 1, err
+    assert "no run there/run7" in err

@@ -70,6 +70,23 @@ def test_the_time_between_loading_and_the_first_step_is_told(
     ]
 
 
+@pytest.mark.parametrize("phase", ["recall", "supervised"])
+def test_beside_its_bar_the_warm_up_says_nothing_twice(phase: str) -> None:
+    history = History()
+    history.add({"kind": "warmup", "phase": phase, "step": 38, "steps": 100, "loss": 0.6, "remaining_s": 110.0})
+    display = LiveDisplay("tiny-recall/run1")
+    display.close()
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(display.drawing(history))
+    shown = captured.get()
+
+    assert shown.count("38") == shown.count("1 min 50 s") == 1
+    assert "loss 0.600" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+
+
 def test_the_live_display_shows_reward_speed_time_and_checkpoint(tmp_path: Path) -> None:
     history = History()
     assert "loading" in live_lines(history, 0.0)[0]

@@ -79,7 +79,9 @@ def test_what_is_no_number_wants_a_lower_rate_and_a_new_trial(tmp_path: Path, st
 @pytest.mark.parametrize("lowest", [0.0, -5.0])
 def test_always_wrong(tmp_path: Path, lowest: float) -> None:
     writer = _steps(_writer(tmp_path), 4, lambda step: {"task_reward": lowest, "no_eos_ratio": 0.1})
-    assert _only(writer, "reward-lowest").changes == ()
+    finding = _only(writer, "reward-lowest")
+    assert finding.changes == ()
+    assert "clusterkit trace --full" in finding.advice[0]
 
 
 def test_always_wrong_because_answers_are_cut_off(tmp_path: Path) -> None:

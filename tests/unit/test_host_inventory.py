@@ -47,7 +47,7 @@ def test_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_unknown_cluster_lists_those_there_are() -> None:
-    with pytest.raises(UserError, match="clusterkit init"):
+    with pytest.raises(UserError, match="clusterkit setup --hostnames"):
         inventory.load()
     inventory.save(FULL)
     with pytest.raises(UserError, match=r"no cluster 'lib'. Did you mean lab\? Clusters: lab\."):

@@ -105,7 +105,7 @@ def test_host_typed_again_keeps_its_settings() -> None:
 
 
 def test_no_hosts_and_no_cluster() -> None:
-    with pytest.raises(UserError, match="there is no cluster 'default'"):
+    with pytest.raises(UserError, match=r"no cluster on this machine yet.*clusterkit setup --hostnames"):
         run("")
 
 

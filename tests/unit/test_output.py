@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -134,6 +135,18 @@ def test_a_command_that_is_cut_off_can_still_be_copied(monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.parametrize("word", ["task.path=/my own documents/a  b.txt", "it's 'so'", 'a"b c" d e f'], ids=str)
+def test_a_command_is_the_same_for_a_shell_however_narrow_the_terminal(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = shlex.join(["clusterkit", "train", "--preset", "135M", word, "train.total_steps=120"])
+    for columns in (20, 30, 41, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = fitted([f"  train further   {command}"], 100)
+        words = subprocess.check_output(["sh", "-c", f"printf '%s\\0' {text}"], text=True).split("\0")
+        assert words[2:-1] == shlex.split(command), columns
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_bars_and_arrows_look_like_themselves_in_any_encoding(encoding: str) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
@@ -150,6 +163,18 @@ def test_a_terminal_in_ascii_shows_a_sparkline(folder: Path) -> None:
 
     assert "_.-" in seen
     assert "??" not in seen
+
+
+def test_a_run_that_was_interrupted_is_said_to_be_so_once_and_within_60_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    writer = RunWriter(tmp_path / "runs").config().attempt()
+    writer.finish("interrupted", message="interrupted during the warm-up: its state is written")
+
+    assert "run1 was interrupted during the warm-up: its" in _on_a_terminal(["diagnose"], tmp_path, COLUMNS="60")
+    checked = _on_a_terminal(["recover", "check"], tmp_path, COLUMNS="60").splitlines()
+    assert "verdict   there is no recover checkpoint: a start begins at" in checked
 
 
 def test_the_warm_up_says_how_long_it_will_take() -> None:

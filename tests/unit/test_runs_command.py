@@ -69,12 +69,12 @@ def test_every_run_is_shown_with_where_it_is_and_the_settings_that_differ(machin
 
     lines = shown().stdout.splitlines()
 
-    assert lines[0].split() == ["run", "state", "step", "reward", "accuracy", "train.learning_rate"]
-    assert "tiny-recall/t0  finished     10/30  0.100   50.0%     1e-05" in lines
-    assert "tiny-recall/t1  failed       11/30  0.110   90.0%     2e-05" in lines
-    assert "tiny-recall/t2  killed       12/30  0.120   70.0%     5e-05" in lines
+    assert lines[0].split("\t") == ["run", "state", "step", "reward", "accuracy", "train.learning_rate"]
+    assert "tiny-recall/t0\tfinished\t10/30\t0.100\t50.0%\t1e-05" in lines
+    assert "tiny-recall/t1\tfailed\t11/30\t0.110\t90.0%\t2e-05" in lines
+    assert "tiny-recall/t2\tkilled\t12/30\t0.120\t70.0%\t5e-05" in lines
     # Another experiment's seed is no difference between runs of one.
-    assert "another/run1    interrupted  2/30   0.020   -         0.0001" in lines
+    assert "another/run1\tinterrupted\t2/30\t0.020\t-\t0.0001" in lines
     failed = listed("--state", "failed")[0]
     assert (failed["global_step"], failed["total_steps"], failed["accuracy"]) == (11, 30, 0.9)
     assert failed["message"] == "no space left"
@@ -163,6 +163,22 @@ def test_runs_of_others_are_counted_and_listed_by_their_name(machine: Path) -> N
     assert "of others: ada (2); --user NAME\n" in shown().stderr
     assert names("--user", "ada") == ["a", "b"]
     assert "of others" not in shown("--user", "ada").stderr
+
+
+def test_a_pipe_gets_a_line_a_run_with_tabs_and_every_setting(machine: Path) -> None:
+    names = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip", "min_lr_ratio", "threads", "seed")
+    keys = ["seed" if name == "seed" else f"train.{name}" for name in names]
+    for trial, value in (("a", 1), ("b", 2)):
+        settings = [f"{key}={value if key in ('seed', 'train.threads') else value / 10}" for key in keys]
+        RunWriter(machine, trial=trial).config(*settings).attempt().steps(1, 3).finish()
+
+    head, *rows = (line.split("\t") for line in shown().stdout.splitlines())
+
+    assert head[:3] == ["run", "state", "step"]
+    assert sorted(head[-len(keys) :]) == sorted(keys)
+    assert [row[0] for row in rows] == ["tiny-recall/a", "tiny-recall/b"]
+    assert {len(row) for row in rows} == {len(head)}
+    assert "more settings differ" not in shown().stderr
 
 
 @pytest.mark.parametrize("width", [60, 40])

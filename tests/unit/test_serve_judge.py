@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from clusterkit.cli.judgeoptions import JudgeOptions
 from clusterkit.cli.serve import app
 from trainer.engines.dialects import make_dialect
 from trainer.engines.options import ServerOptions
@@ -69,6 +70,14 @@ def test_a_judge_is_asked_in_words_and_an_engine_server_in_tokens(tmp_path: Path
     without_words = {"--skip-tokenizer-init", "--grammar-backend"}  # no chat template; no JSON schema is kept to
     assert not without_words & set(judge)
     assert without_words <= set(engine)
+
+
+def test_an_option_of_the_server_is_one_argument_of_it(tmp_path: Path) -> None:
+    typed = JudgeOptions(flags="--bs 1 2", server_flag=["--chat-template", "my own.jinja"])
+    words = ["--model", str(tmp_path / "m"), "--fileroot", str(tmp_path), "--user", "u", "--experiment", "e"]
+    (host,) = make_hosts(parser("").parse_args([*words, "--trial", "t", f"--flags={typed.quoted_flags}"]))
+
+    assert host.options.flags == ("--bs", "1", "2", "--chat-template", "my own.jinja")
 
 
 def test_a_server_that_cannot_start_is_told_listed_and_cleared(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterkit.backends.slurm.submit import sbatch
 from clusterkit.runs.slurm.commands import SlurmError, slurm
+from trainer.errors import UserError
 
 LOST = "Unable to contact slurm controller (connect failure)"
 
@@ -35,3 +37,17 @@ def test_slurms_own_message_is_told_once_with_what_to_do(
     with pytest.raises(SlurmError) as failed:
         slurm(["squeue"])
     assert str(failed.value) == said
+
+
+@pytest.mark.parametrize(("printed", "exit_code"), [(LOST, 1), ("invalid partition specified: gpu", 2)])
+def test_a_controller_that_does_not_answer_is_no_refused_job(
+    printed: str, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: error: {printed}' >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    with pytest.raises(UserError, match=printed[:10]) as failed:
+        sbatch((), tmp_path / "job.sbatch")
+    assert failed.value.exit_code == exit_code
+    assert ("sbatch refused the job" in str(failed.value)) == (exit_code == 2)

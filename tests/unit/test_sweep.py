@@ -217,6 +217,9 @@ class JobsPlace:
     def __init__(self, mode: str, looks: list[list[str]]) -> None:
         self.place, self.looks, self.started = Place(mode), looks, list[str]()
 
+    silent = 0
+    """Submissions of the trial of that name that get no answer."""
+
     def attach(self, request: RunRequest) -> None:
         """None of them runs yet."""
 
@@ -226,7 +229,10 @@ class JobsPlace:
     def start(self, planned: PlannedRun) -> SubmittedRun:
         config = planned.request.config
         if config.trial_name == "refused":
-            raise RunError("Ray refused the job")
+            raise UserError("Ray refused the job")
+        if self.silent and config.trial_name == "silent":
+            self.silent -= 1
+            raise RunError("the head does not answer\nIs it up?")
         self.started.append(config.trial_name)
         return SubmittedRun("started", run_directory(config, config.trial_name), config.trial_name)
 
@@ -261,6 +267,21 @@ def test_jobs_are_waited_for_and_one_that_is_refused_hides_no_other(
     assert "error: tiny-recall/refused: Ray refused the job" in said
     assert "cannot see the jobs for now (the head does not answer); trying again" in said
     assert said.index("tiny-recall/a has ended; 1 of the trials are left") < said.index("tiny-recall/b has ended; 0 of")
+
+
+@pytest.mark.parametrize(("silent", "started"), [(3, ["silent", "b"]), (4, ["b"])])
+def test_a_submission_without_an_answer_is_tried_again_a_few_times(
+    silent: int, started: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep_trials, "RETRY_SECONDS", 0.0)
+    place = JobsPlace("ray", [])
+    place.silent = silent
+    submitted(place, swept("silent", "b"), detach=True)
+
+    said = capsys.readouterr().err
+    assert place.started == started
+    assert said.count("tiny-recall/silent is not submitted (the head does not answer); trying again in 0 s") == 3
+    assert ("It was tried 4 times; the same command tries it again" in said) == ("silent" not in started)
 
 
 def test_ctrl_c_leaves_jobs_at_work_and_says_what_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import sys
 
@@ -45,7 +46,7 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
             context_length=arguments.context_length,
             chats=True,
             fp32_head=False,  # nothing is trained on what it says
-            flags=tuple(arguments.flags.split()),
+            flags=tuple(shlex.split(arguments.flags)),
             python=os.environ.get(f"CLUSTERKIT_{arguments.engine.upper()}_PYTHON") or sys.executable,
             role="judge server",
         )

@@ -68,7 +68,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     options.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     options.add_argument("--address", default="127.0.0.1", help="the address to listen on")
     options.add_argument("--context-length", type=int, default=0)
-    options.add_argument("--flags", default="", help="more options of the server's own, with blanks between them")
+    options.add_argument("--flags", default="", help="more options of the server's own, quoted as for a shell")
     options.add_argument("--tied", action="store_true", help="end with standard input")
     return options
 

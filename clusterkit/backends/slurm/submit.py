@@ -145,12 +145,17 @@ def submit(planned: SlurmPlan, say: Say) -> SubmittedRun:
             file.parent.mkdir(exist_ok=True)
             write_private(file.with_name("ray_token"), secrets.token_hex(32) + "\n")
             write_atomic(file, planned.script)
-        number = _sbatch(planned.options, file)
+        number = sbatch(planned.options, file)
         forget_queue()
     return SubmittedRun("started", run, number, trial.resume_step)
 
 
-def _sbatch(options: tuple[str, ...], file: Path) -> str:
+def sbatch(options: tuple[str, ...], file: Path) -> str:
+    """Submit a script, and return the job's number.
+
+    Raises:
+        UserError: sbatch refused it. SlurmError: Slurm does not answer.
+    """
     # On the command line as well: variables such as SBATCH_TIMELIMIT count more than lines of the script.
     inside = {"SLURM_", "SLURMD_", "SRUN_"}
     environment = {
@@ -163,6 +168,8 @@ def _sbatch(options: tuple[str, ...], file: Path) -> str:
     try:
         answer = slurm(["sbatch", "--parsable", *options, str(file)], environment)
     except SlurmError as error:
+        if error.no_answer:
+            raise
         raise UserError(
             f"sbatch refused the job: {error.output}\n  sinfo lists partitions and their limits; the script is {file}"
         ) from error

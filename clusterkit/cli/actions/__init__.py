@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         doctor,
         down,
         eval,
+        forget,
         home,
         init,
         jobs,

@@ -23,6 +23,8 @@ def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
     say: Say = output.note if shown and not as_json else lambda _: None
 
     def show(event: dict[str, Any]) -> None:
+        for line in warnings_of(event):
+            output.note(line)
         if as_json:
             output.line_json(event)
             return
@@ -32,6 +34,21 @@ def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
             output.result(event["answer"])
 
     ask_question(question, say, show)
+
+
+def warnings_of(event: dict[str, Any]) -> Iterator[str]:
+    """What makes an answer worthless, shown whatever else is."""
+    unknown = {name: words for name, words in event.get("unknown_words", {}).items() if words["count"]}
+    for name, words in unknown.items():
+        more = ", …" if words["count"] > len(words["first"]) else ""
+        number = f"{words['count']} {'word' if words['count'] == 1 else 'words'}"
+        yield f"warning: the model does not know {number} of the {name}: {', '.join(words['first'])}{more}"
+    if unknown:
+        yield (
+            "It reads all of them as one and the same, so do not trust the answer. Its tokenizer has the words of its "
+            "training only (clusterkit trace --heldout shows some): ask about those, or name a checkpoint of a model "
+            "that knows any text, such as one of clusterkit train --preset 135M, with --model-path"
+        )
 
 
 def lines_of(event: dict[str, Any]) -> Iterator[str]:

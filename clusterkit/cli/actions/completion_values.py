@@ -80,6 +80,7 @@ def _keys(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
 
 _Values = Callable[[dict[str, str], str], Candidates]
 _VALUES: dict[str, _Values] = {
+    "name": _runs,
     "preset": _presets,
     "first": _presets,
     "second": _presets,
@@ -101,6 +102,5 @@ _OF_COMMAND: dict[str, dict[str, _Values]] = {
     "presets explain": {"key": _keys},
     "use": {"name": _clusters},
     "assets": {"name": _assets},
-    "trace": {"name": _runs},
 }
 """The same of a command alone."""

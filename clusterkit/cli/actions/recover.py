@@ -43,6 +43,6 @@ def check_run(settings: list[str], preset: str | None, task: str | None, run: Ru
     if as_json:
         output.result_json(check.as_dict())
     else:
-        output.result("\n".join(check.lines()))
+        output.lines(check.lines())
     if not check.fits:
         raise typer.Exit(1)

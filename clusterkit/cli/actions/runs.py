@@ -17,7 +17,7 @@ from clusterkit.config.overrides import known_field, parse_overrides
 from clusterkit.runs.overview import UNREADABLE, RunOverview, differing, flat, overviews
 from clusterkit.runs.slurm.queue import was_submitted
 from clusterkit.ui import output
-from clusterkit.ui.runs_table import MOST_SETTINGS, runs_lines
+from clusterkit.ui.runs_table import MOST_SETTINGS, runs_lines, runs_rows
 from clusterkit.ui.width import terminal_width
 from trainer.errors import UserError
 
@@ -88,7 +88,10 @@ def runs(
 
 
 def print_table(listed: Sequence[RunOverview], keys: Sequence[str]) -> None:
-    """Print runs as a table. keys: settings to show."""
+    """Print runs as a table, in a pipe with tabs for columns. keys: settings to show."""
+    if terminal_width() is None:
+        output.exact("\n".join(runs_rows(listed, keys)))
+        return
     output.result("\n".join(runs_lines(listed, keys, terminal_width())))
     if (more := len(keys) - MOST_SETTINGS) > 0:
         output.note(f"{more} more settings differ: --json has all")

@@ -54,7 +54,7 @@ def judge(
         options.per_server,
         options.engine,
         options.context_length,
-        " ".join(options.server_flag or ()),
+        options.quoted_flags,
     )
     if list_them or stop_them:
         if on_cluster:

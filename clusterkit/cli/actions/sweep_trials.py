@@ -16,6 +16,10 @@ from trainer.errors import InterruptedRunError, RunError, UserError
 MOST_JOBS = 16
 """Jobs of a sweep that wait or run at once: each that waits is a process on the cluster's head node."""
 POLL_SECONDS = 5.0
+MOST_TRIES = 4
+"""Of a submission, where the place does not answer."""
+RETRY_SECONDS = 10.0
+"""Until the second try; twice as long until each further one."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,11 @@ def submit_all(backend: Backend, runs: Sequence[SweptRun], again: str, *, detach
             output.note(run.plan)
     waiting = [run for run in runs if not run.complete]
     most = jobs_at_once(backend.place.mode, [run.request.config for run in waiting])
-    alive: dict[str, SweptRun] = {}
+    submitter, alive = _Submitter(backend), dict[str, SweptRun]()
     with suppress(KeyboardInterrupt):
         while waiting or alive:
             while waiting and len(alive) < most:
-                submitted = _submit(backend, waiting[0])
+                submitted = submitter.submit(waiting[0])
                 run = waiting.pop(0)
                 if submitted is not None and submitted.submission_id:
                     alive[submitted.submission_id] = run
@@ -102,15 +106,37 @@ def jobs_at_once(mode: str, configs: Sequence[RunConfig]) -> int:
     return 1 if apart else MOST_JOBS
 
 
-def _submit(backend: Backend, run: SweptRun) -> SubmittedRun | None:
-    """Start a trial or attach to it; None, with the reason on stderr, where that is not possible."""
-    try:
-        submitted = backend.attach(run.request) or backend.start(backend.plan(run.request))
-    except UserError as error:
-        output.error(f"{run.name}: {error}")
-        return None
-    output.note(f"{submitted.sentence} {backend.where}")
-    return submitted
+class _Submitter:
+    """Submits trials; tries again where the place does not answer, and once only after it has not for all tries."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend, self._most = backend, MOST_TRIES
+
+    def submit(self, run: SweptRun) -> SubmittedRun | None:
+        """Start a trial or attach to it; None, with the reason on stderr, where that is not possible."""
+        tries = 0
+        while True:
+            try:
+                # What an earlier try may have submitted is attached to.
+                submitted = self._backend.attach(run.request) or self._backend.start(self._backend.plan(run.request))
+            except RunError as error:
+                tries += 1
+                if tries >= self._most:
+                    times = "once" if tries == 1 else f"{tries} times"
+                    output.error(f"{run.name}: {error}\nIt was tried {times}; the same command tries it again")
+                    self._most = 1
+                    return None
+                seconds = RETRY_SECONDS * 2 ** (tries - 1)
+                first = str(error).splitlines()[0]
+                output.note(f"{run.name} is not submitted ({first}); trying again in {seconds:.0f} s")
+                time.sleep(seconds)
+            except UserError as error:
+                output.error(f"{run.name}: {error}")
+                return None
+            else:
+                self._most = MOST_TRIES
+                output.note(f"{submitted.sentence} {self._backend.where}")
+                return submitted
 
 
 def _ended(backend: Backend, alive: dict[str, SweptRun]) -> list[str]:

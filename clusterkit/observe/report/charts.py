@@ -148,7 +148,8 @@ def sections(runs: Sequence[Run], numbers: Numbers) -> list[Section]:
     """Return the plots under their headings, without numbers that no run has."""
     first, *more = SPEED
     found: list[Section] = [
-        ("Is it learning?", [REWARD, HELD_OUT, *LEARNING]),
+        ("Is it learning?", [REWARD, HELD_OUT]),
+        ("How does the policy change?", list(LEARNING)),
         ("What does it write?", list(LENGTHS)),
         ("Where does the time go?", [first, *_times(runs, numbers), *more]),
         ("How busy is the machine?", list(MACHINE)),

@@ -59,9 +59,11 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
     """
     drawn = drawn or plots(runs)
     statuses = [run.status(now) for run in runs]
-    first = ("closing", "Before and after", facts.final_evaluation(runs), True)
-    parts = [
+    learned = [
+        ("closing", "Before and after", facts.final_evaluation(runs), True),
         ("heldout", "How held-out questions are read", heldout_of(runs), True),
+    ]
+    parts = [
         ("rollouts", "Rollouts", rollouts_of(runs), True),
         ("scores", "Scores of its checkpoints", scores_of([run.directory for run in runs]), True),
         ("settings", "Settings that differ", facts.different_settings(runs), True),
@@ -75,10 +77,16 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
         _header(runs, statuses, now),
         facts.key_numbers(runs, statuses),
         tools(runs) if drawn.some else None,
-        tag("div", None if drawn.version in known.split() else drawn.markup, id="plots", data_version=drawn.version),
-        *(_part(*one, known) for one in (first, *parts)),
+        _plots("plots", drawn.markup, drawn.version, known),
+        *(_part(*one, known) for one in learned),
+        _plots("more-plots", drawn.more, drawn.version, known) if drawn.more else None,
+        *(_part(*one, known) for one in parts),
         _footer(runs),
     )
+
+
+def _plots(name: str, markup: Html, version: str, known: str) -> Html:
+    return tag("div", None if version in known.split() else markup, id=name, data_version=version)
 
 
 def _part(name: str, title: str, markup: Html | None, is_open: bool, known: str) -> Html | None:

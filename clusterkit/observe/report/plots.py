@@ -22,10 +22,18 @@ _NONE = Html("No training step has ended yet: plots begin with the first one.")
 
 @dataclass(frozen=True)
 class Plots:
-    """The plots of runs; `version` changes with their content. `some`: whether there are any."""
+    """The plots of runs.
+
+    Attributes:
+        markup: those of the first section, whether it learns, with the data of all.
+        version: changes with the content of any.
+        more: those of the further sections; None without any.
+        some: whether there are any plots.
+    """
 
     markup: Html
     version: str
+    more: Html | None = None
     some: bool = True
 
 
@@ -37,7 +45,7 @@ def plots(runs: Sequence[Run]) -> Plots:
         return Plots(tag("p", _NONE, cls="empty"), "none", some=False)
     charts = [chart for _, some in found for chart in some]
     data = _data(runs, charts, numbers)
-    drawn = [tag("div", cls="grid-of-plots", id="added")]
+    drawn: list[Html] = []
     for title, some in found:
         figures = tag(
             "div", *(_figure(charts.index(one), one, numbers, data["runs"]) for one in some), cls="grid-of-plots"
@@ -48,8 +56,10 @@ def plots(runs: Sequence[Run]) -> Plots:
             drawn.append(tag("section", tag("h2", title), figures))
     kinds = {kind for _, kind, *_ in data["marks"]}
     thinned = any(series.thinned for lines in numbers.values() for series in lines.values())
-    markup = join(_key(runs, kinds, thinned), *drawn, json_data(data, id="shared"))
-    return Plots(markup, hashlib.sha256(markup.encode()).hexdigest()[:16])
+    added = tag("div", cls="grid-of-plots", id="added")
+    markup = join(_key(runs, kinds, thinned), added, drawn[0], json_data(data, id="shared"))
+    more = join(*drawn[1:])
+    return Plots(markup, hashlib.sha256((markup + more).encode()).hexdigest()[:16], more or None)
 
 
 def tools(runs: Sequence[Run]) -> Html:

@@ -114,8 +114,8 @@ def reward_lowest(history: History, context: Context) -> Cause | None:
     truncated = number(last, "no_eos_ratio") or 0.0
     rules: tuple[Rule, ...] = ()
     cause = (
-        "No answer was ever right. The verifier finds no answer (no \\boxed{}, another template than the model knows), "
-        "the verifier itself fails and returns the lowest reward, or the tasks are too hard."
+        "No answer was right. Either the model writes no answer in the form that the reward looks for, or the reward "
+        "function gives the lowest value to right answers, too, or the tasks are too hard for this model."
     )
     if truncated > MOST_TRUNCATED:
         cause = f"{truncated:.0%} of the answers are cut off before their end, so they are wrong whatever they say."
@@ -129,7 +129,15 @@ def reward_lowest(history: History, context: Context) -> Cause | None:
         cause,
         evidence=(_at(history.steps[-1], f"task_reward={rewards[-1]:g}, no_eos_ratio={truncated:.2f}"),),
         changes=propose(rules, context),
-        advice=("read what the policy writes and what was expected: rollouts/step_N.jsonl.zst in the run's folder",),
+        advice=(
+            "read an answer beside the expected one: clusterkit trace --full (the texts of all: "
+            "rollouts/step_N.jsonl.zst in the run's folder)",
+            "where the answer is right: the reward is wrong. Look at reward.name, and run the function on that answer",
+            "where the answer has another form, such as no \\boxed{}: change the prompt or the chat template, or start "
+            "from a model that was tuned to follow it",
+            "where the answer is wrong: take easier or shorter documents, a stronger model, or a supervised start "
+            "(docs/sft-and-rollouts.md)",
+        ),
     )
 
 

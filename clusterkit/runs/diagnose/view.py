@@ -29,8 +29,11 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     lines = []
     run = diagnosis.run
     if run is not None:
-        message = f": {diagnosis.message.splitlines()[0]}" if diagnosis.message else ""
-        lines += [f"{run.experiment}/{run.trial} {_STATES.get(diagnosis.state, diagnosis.state)}{message}", ""]
+        message = diagnosis.message.splitlines()[0] if diagnosis.message else ""
+        # Messages of runs that were stopped begin with that word themselves.
+        apart = " " if message.startswith(f"{diagnosis.state} ") else ": "
+        more = f"{apart}{message.removeprefix(f'{diagnosis.state} ')}" if message else ""
+        lines += [f"{run.experiment}/{run.trial} {_STATES.get(diagnosis.state, diagnosis.state)}{more}", ""]
     lines += [f"note: {note}" for note in diagnosis.notes]
     if not diagnosis.findings:
         lines.append("Nothing that is known to go wrong was found in")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from trainer.errors import RunError
 
 COMMAND_SECONDS = 120.0
+NO_ANSWER = "no answer"
 
 
 class SlurmError(RunError):
@@ -18,6 +19,11 @@ class SlurmError(RunError):
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
         self.output = output
+
+    @property
+    def no_answer(self) -> bool:
+        """Whether Slurm's controller did not answer, so that the same command may succeed in a moment."""
+        return _is_lost(self.output)
 
 
 def has_slurm() -> bool:
@@ -47,7 +53,7 @@ def slurm(command: Sequence[str], environment: Mapping[str, str] | None = None) 
     except subprocess.TimeoutExpired:
         raise SlurmError(
             f"{command[0]} has not answered within {COMMAND_SECONDS:.0f} s: `scontrol ping` tells about the controller",
-            "no answer",
+            NO_ANSWER,
         ) from None
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
@@ -55,9 +61,13 @@ def slurm(command: Sequence[str], environment: Mapping[str, str] | None = None) 
     return done.stdout
 
 
+def _is_lost(output: str) -> bool:
+    return any(word in output.lower() for word in ("unable to contact", "connection refused", "timed out", NO_ANSWER))
+
+
 def _message(command: str, output: str) -> str:
     """What a command said of its failure, each of its sentences once, and what to do where Slurm did not answer."""
     parts = dict.fromkeys(part.strip() for part in output.split(f"{command}: error:") if part.strip())
-    lost = any(word in output.lower() for word in ("unable to contact", "connection refused", "timed out"))
-    advice = "\nscontrol ping shows whether Slurm's controller answers; then give the command again" if lost else ""
+    advice = "\nscontrol ping shows whether Slurm's controller answers; then give the command again"
+    advice = advice if _is_lost(output) else ""
     return f"{command} failed: {'; '.join(parts)}{advice}"
