@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from host_faults import bad_link, finding, verdict
+from realparts import require
 from setup_command import Operator, assert_ready
 from testbed import Node, Testbed
 from testbed_runtime import put_on_storage
@@ -15,19 +16,18 @@ from clusterkit.provision.images.identity import Image
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
-def test_bare_host_is_set_up_checked_and_found_ready(
+def test_bare_hosts_are_set_up_checked_and_found_ready(
     testbed: Testbed, nodes: list[Node], cpu_image: Image, tmp_path: Path
 ) -> None:
+    queue = Path("/proc/net/netfilter/nfnetlink_queue")
+    require(queue.exists(), f"needs a kernel that hands packets to programs (NFQUEUE): there is no {queue}")
     put_on_storage(testbed, cpu_image)
-    operator, chosen = Operator(testbed, tmp_path, cpu_image), nodes[:1]
-    with bad_link(*chosen):
+    operator, chosen = Operator(testbed, tmp_path, cpu_image), nodes[:2]
+    with bad_link(chosen[0]):
         done = operator.setup(hosts=chosen)
         assert_ready(done, chosen)
-        again = operator.setup(hosts=chosen)
-        assert_ready(again, chosen)
-        assert again.changes == 0
         looked = operator.check(hosts=chosen)
-        assert [verdict(looked, node) for node in chosen] == ["ok"], looked.text
+        assert [verdict(looked, node) for node in chosen] == ["ok", "ok"], looked.text
         assert operator("ray-status").exit_code == 0
         # A link that is worse than the patience: which option gives more is said.
         hasty = operator.check("--connect-timeout", "0.2", hosts=chosen)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from host_faults import finding
+from realparts import require
 from setup_command import Operator, assert_ready
 from testbed import Node, Testbed
 from testbed_runtime import put_on_storage
@@ -25,6 +26,7 @@ def mount(node: Node, head: Node) -> None:
 
 
 def test_sshfs_is_one_folder_and_its_locks_are_warned_about(testbed: Testbed, cpu_image: Image, tmp_path: Path) -> None:
+    require(Path("/dev/fuse").exists(), "needs a kernel with FUSE: there is no /dev/fuse")
     testbed.reset()
     head, worker = pair = testbed.nodes[:2]
     worker.reset(storage="none", fuse=True)
@@ -41,7 +43,7 @@ def test_sshfs_is_one_folder_and_its_locks_are_warned_about(testbed: Testbed, cp
     for where in ("storage", "container storage"):
         assert "one host alone" in finding(looked, worker, where)
 
-    # Its server is gone for a moment: an error in words, and nothing is begun.
+    # Its server is silent for a moment: an error in words.
     worker.exec("pkill -STOP sshfs")
     dead = operator.check(hosts=pair)
     worker.exec("pkill -CONT sshfs")
