@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from typing import BinaryIO
+
+MOUNT = "mount it with working ones (NFS 3: with rpc-statd, without nolock; Lustre: -o flock)"
+_LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class HeldError(Exception):
@@ -24,13 +28,31 @@ def hold(file: BinaryIO, content: str | None = None) -> None:
 
     Raises:
         HeldError: another process holds it.
-        OSError: the file system has no locks, or no room.
+        OSError: the file system has no locks (ENOLCK), or no room.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         raise HeldError(file.read(4096).decode(errors="replace").strip()) from None
+    except OSError as error:
+        if error.errno in _LOCKLESS:
+            raise OSError(errno.ENOLCK, f"file locks fail ({error.strerror}): {MOUNT}", file.name) from None
+        raise
+    if _held_by_nobody(file):
+        raise OSError(
+            errno.ENOLCK, f"file locks do nothing, so that two runs could spoil one another: {MOUNT}", file.name
+        )
     # Past the file's buffer: what a full disk does not take would be tried again when it is closed, and fail there.
     os.ftruncate(file.fileno(), 0)
     os.write(file.fileno(), (f"{os.getpid()}\n" if content is None else content).encode())
+
+
+def _held_by_nobody(file: BinaryIO) -> bool:
+    """Whether the lock that we hold hinders nobody: some network file systems answer yes to every lock."""
+    try:
+        with open(file.name, "rb") as second:  # noqa: PTH123 (`name` may be a descriptor)
+            fcntl.flock(second, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

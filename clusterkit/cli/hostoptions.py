@@ -36,7 +36,7 @@ _OPTIONS: dict[str, Any] = {
     ),
     "ask_password": typer.Option("--ask-password", help="Ask for the password to log in with."),
     "ask_sudo_password": typer.Option("--ask-sudo-password", help="Ask for sudo's password, should a host want one."),
-    "connect_timeout": typer.Option(metavar="SECONDS", help="Give up on a host after."),
+    "connect_timeout": typer.Option(metavar="SECONDS", help="Give up on a host that answers nothing for as long."),
     "head": typer.Option(metavar="HOST", help="Head node; the first host else."),
     "storage": typer.Option(metavar="FOLDER", help="Folder that all share [/storage]."),
     "limit": typer.Option(metavar="PATTERN...", help="Only these hosts: names, node[01-04], gpu-*."),

@@ -19,6 +19,7 @@ class Client(asyncssh.SSHClient):
 
     Args:
         paused: entered while the user answers a question, so that the attempt's time limit does not run.
+        progressed: called when a part of the login is done, so that the next one has the whole time limit.
     """
 
     def __init__(
@@ -29,8 +30,10 @@ class Client(asyncssh.SSHClient):
         offers: Offers,
         password: str | None,
         paused: Callable[[], AbstractContextManager[None]],
+        progressed: Callable[[], None],
     ) -> None:
-        self._endpoint, self._options, self._known, self._paused = endpoint, options, known, paused
+        self._endpoint, self._options, self._known = endpoint, options, known
+        self._paused, self._progressed = paused, progressed
         self._offers, self._password = list(offers.pairs), password
         self._password_left = self._interactive_left = password is not None
         self._new_key: asyncssh.SSHKey | None = None
@@ -44,6 +47,7 @@ class Client(asyncssh.SSHClient):
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
         """The port is open."""
         self._connection, self.reached = conn, True
+        self._progressed()
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:  # noqa: ARG002
         """Accept or refuse a key that is in no known_hosts file."""
@@ -54,6 +58,7 @@ class Client(asyncssh.SSHClient):
     def begin_auth(self, username: str) -> None:  # noqa: ARG002
         """Save the new key: only now has the host proved that it owns it."""
         self.verified = True
+        self._progressed()
         if self._new_key is not None and not self._endpoint.host_key:
             try:
                 known_hosts.remember(self._endpoint, self._options, self._new_key)

@@ -94,15 +94,20 @@ async def _attempt(
     endpoint: Endpoint, options: SshOptions, offers: Offers, password: str | None, bastion: Bastion | None
 ) -> asyncssh.SSHClientConnection:
     known = known_hosts.lookup(endpoint, options)
-    limit = asyncio.timeout(options.connect_timeout)
+    # A lossy network makes a login slow without making it hang, so each part of it has the limit for itself.
+    limit, ended = asyncio.timeout(options.connect_timeout), asyncio.Event()
 
     @contextmanager
     def paused() -> Iterator[None]:
         limit.reschedule(None)
         yield
-        limit.reschedule(asyncio.get_running_loop().time() + options.connect_timeout)
+        progressed()
 
-    client = Client(endpoint, options, known, offers, password, paused)
+    def progressed() -> None:
+        if not ended.is_set() and not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time() + options.connect_timeout)
+
+    client = Client(endpoint, options, known, offers, password, paused, progressed)
     try:
         async with limit:
             return await asyncssh.connect(
@@ -135,6 +140,8 @@ async def _attempt(
         raise _no_way_on(endpoint, error) from None
     except (asyncssh.DisconnectError, OSError) as error:
         raise _failed(endpoint, client, offers, error) from None
+    finally:
+        ended.set()
 
 
 def _algorithms(known: known_hosts.Known) -> list[str]:
@@ -155,12 +162,14 @@ def _try_it(endpoint: Endpoint) -> str:
 
 def _no_answer(endpoint: Endpoint, options: SshOptions, client: Client) -> HostError:
     where, seconds = f"{endpoint.address} port {endpoint.port}", f"{options.connect_timeout:g} s"
+    slow = f"Over a slow or lossy network wait longer: --connect-timeout {4 * options.connect_timeout:g}."
     if client.verified:
         message = f"the login did not end within {seconds}"
-        return HostError(endpoint.name, ErrorKind.SILENT, message, f"The host may be overloaded. {_try_it(endpoint)}")
+        fix = f"The host may be overloaded. {slow} {_try_it(endpoint)}"
+        return HostError(endpoint.name, ErrorKind.SILENT, message, fix)
     if client.reached:
         message = f"{where} takes connections, but no SSH server answered within {seconds}"
-        fix = f"The host may hang, or something else listens on this port. {_try_it(endpoint)}"
+        fix = f"The host may hang, or something else listens on this port. {slow} {_try_it(endpoint)}"
         return HostError(endpoint.name, ErrorKind.SILENT, message, fix)
     message = f"no answer from {where} within {seconds}"
     return HostError(endpoint.name, ErrorKind.UNREACHABLE, message, _UP.format(port=endpoint.port))

@@ -34,7 +34,7 @@ class SshOptions:
     known_hosts: Path = field(default_factory=lambda: config_folder() / "known_hosts")
     trusted_known_hosts: tuple[Path, ...] = field(default_factory=lambda: _ssh_files("known_hosts", "ssh_known_hosts"))
     ssh_config: tuple[Path, ...] = field(default_factory=lambda: _ssh_files("config", "ssh_config"))
-    connect_timeout: float = 15.0  # seconds for the whole login
+    connect_timeout: float = 15.0  # seconds for each part of the login: port, host key, authentication
     keepalive: float = 4.0  # seconds of silence before a question to the host; after four the connection is lost
     bastion_limit: int = 16  # sockets that are opened through one bastion at once
     secrets: Secrets = field(default_factory=Secrets, repr=False, compare=False)

@@ -48,6 +48,8 @@ def select(options: HostOptions) -> Selection:
         proxy_jump=login.proxy_jump,
         host_key_policy="strict" if options.host_key_policy == "strict" else "accept-new",
         connect_timeout=options.connect_timeout,
+        # Who waits longer for a login over a lossy network waits as long for a connection that has gone silent.
+        keepalive=max(SshOptions.keepalive, options.connect_timeout / 4),
         secrets=Secrets(options.ask_password, options.ask_sudo_password),
     )
     return Selection(cluster, ssh, _limited(cluster, options.limit or [], options.exclude or []))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,31 @@ def package_lock_held(node: Node) -> Iterator[object]:
         yield lambda: node.exec("touch /tmp/go-on")
     finally:
         node.exec("touch /tmp/go-on", check=False)
+
+
+@contextlib.contextmanager
+def bad_link(*nodes: Node, round_trip_ms: float = 300.0, loss: float = 0.3) -> Iterator[None]:
+    """Each packet to or from these hosts takes half of the round trip, and of what they send a part is lost."""
+    shaper, half, running = Path(__file__).with_name("badlink.py"), round_trip_ms / 2, []
+    try:
+        for seed, node in enumerate(nodes):
+            for queue, chain, device, part in ((1, "OUTPUT", "-o", loss), (2, "INPUT", "-i", 0.0)):
+                words = [*node.in_network(), sys.executable, str(shaper), *map(str, (queue, half, part, seed))]
+                running.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+                stdout = running[-1].stdout
+                assert stdout is not None
+                assert stdout.readline() == "ready\n"
+                node.network_command(
+                    *("iptables", "-w", "30", "-A", chain, device, "eth0", "-j", "NFQUEUE", "--queue-num", str(queue))
+                )
+        yield
+    finally:
+        for node in nodes:
+            for chain in ("OUTPUT", "INPUT"):
+                node.network_command("iptables", "-w", "30", "-F", chain)
+        for process in running:
+            process.kill()
+            process.communicate()
 
 
 @contextlib.contextmanager

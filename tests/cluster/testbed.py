@@ -25,8 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed_engine import LABEL, Engine, TestbedError, cache_folder, command, install_missing
-from testbed_images import PASSWORD, Site, base_archive, base_image, node_image
+from testbed_engine import LABEL, Engine, TestbedError, cache_folder, command, find, install_missing
+from testbed_images import PASSWORD, Site, base_archive, base_image, node_image, systemd_image
 
 __all__ = ["PASSWORD", "Node", "Testbed", "TestbedError"]
 
@@ -84,18 +84,41 @@ class Node:
         """Every process stops: TCP connections are still accepted (by the kernel), and nobody answers."""
         self.testbed.engine.docker("pause", self.container)
 
-    def reset(self, *, storage: str = "shared", docker_disk: str = "", new_host_key: bool = False) -> None:
+    def network_command(self, *words: str | Path, timeout: float = 60.0) -> str:
+        """Run a program of this machine in the node's network."""
+        return command(*self.in_network(), *words, timeout=timeout)
+
+    def in_network(self) -> list[str]:
+        """Words before a command of this machine that run it in the node's network."""
+        state = self.testbed.engine.inspect("container", self.container)
+        if state is None or not state["State"]["Running"]:
+            raise TestbedError(f"{self.name} does not run")
+        return [find("nsenter") or "nsenter", "--target", str(state["State"]["Pid"]), "--net"]
+
+    def reset(
+        self,
+        *,
+        storage: str = "shared",
+        docker_disk: str = "",
+        new_host_key: bool = False,
+        systemd: bool = False,
+        fuse: bool = False,
+    ) -> None:
         """Make it a bare host again: nothing installed, nothing on its disks (the shared storage is left alone).
 
         storage: what /storage is: "shared", "own" (a folder that only this node has), "read-only", or "none".
         docker_disk: size of the disk under /var/lib/docker ("300m"), to see it run full; empty: the machine's.
         new_host_key: as after a new installation; without it the node keeps its key.
+        systemd: its PID 1 is systemd, which starts sshd and, once installed, Docker; else there is no service manager.
+        fuse: it may mount file systems of user space; named with storage="none".
         """
         engine = self.testbed.engine
         self.remove()
         if new_host_key or not self._host_key_file.exists():
             _new_key(self._host_key_file)
-        words = ["create", "--name", self.container, "--hostname", self.name, "--label", f"{LABEL}=1", "--init"]
+        words = ["create", "--name", self.container, "--hostname", self.name, "--label", f"{LABEL}=1"]
+        words += ["--tmpfs", "/run/lock", "--env", "container=docker"] if systemd else ["--init"]
+        words += ["--device", "/dev/fuse"] if fuse else []
         words += ["--network", self.testbed.network, "--ip", self.address, "--shm-size", "1g"]
         words += ["--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"]
         words += ["--cgroupns", "host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:rw", "--tmpfs", "/run:mode=755,exec"]
@@ -112,7 +135,7 @@ class Node:
             words += ["-v", f"{own}:/storage"]
         elif storage != "none":
             words += ["-v", f"{self.testbed.storage}:/storage" + (":ro" if storage == "read-only" else "")]
-        engine.docker(*words, self.testbed.image)
+        engine.docker(*words, self.testbed.systemd_image() if systemd else self.testbed.image)
         engine.docker("cp", "-", f"{self.container}:/", stdin=self._identity())
         engine.docker("start", self.container)
         self._await_sshd()
@@ -205,6 +228,10 @@ class Testbed:
         with ThreadPoolExecutor(max(1, len(chosen))) as pool:
             for outcome in [pool.submit(what, node) for node in chosen]:
                 outcome.result()
+
+    def systemd_image(self) -> str:
+        """The image of nodes whose PID 1 is systemd; built where it is first asked for."""
+        return systemd_image(self.engine, self.image, self.site)
 
     def known_hosts(self) -> str:
         """Lines of a known_hosts file that has every node."""

@@ -33,6 +33,13 @@ RUN useradd -m -s /bin/sh admin && useradd -m -s /bin/sh deploy && useradd -m -s
  && printf 'PermitRootLogin prohibit-password\\nMaxStartups 100\\n' >/etc/ssh/sshd_config.d/testbed.conf
 CMD ["sh", "-c", "mkdir -p /run/sshd && exec /usr/sbin/sshd -D -e"]
 """
+SYSTEMD_DOCKERFILE = """\
+FROM {base}
+RUN rm /usr/sbin/policy-rc.d && apt-get update -q \\
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends systemd systemd-sysv dbus
+STOPSIGNAL SIGRTMIN+3
+CMD ["/sbin/init"]
+"""
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
@@ -112,8 +119,20 @@ def base_image(engine: Engine, archive: Path) -> str:
 
 def node_image(engine: Engine, base: str, site: Site) -> str:
     """The bare server that nodes start from; its name."""
-    text = NODE_DOCKERFILE.format(base=base, mirror=site.apt_mirror or MIRROR)
-    name = f"clusterkit-testbed/node:{_key(text)}"
+    return _built(engine, "node", NODE_DOCKERFILE.format(base=base, mirror=site.apt_mirror or MIRROR), site)
+
+
+def systemd_image(engine: Engine, node: str, site: Site) -> str:
+    """The bare server with systemd, which packages may start services with; its name.
+
+    Args:
+        node: the image of a bare server without it.
+    """
+    return _built(engine, "systemd", SYSTEMD_DOCKERFILE.format(base=node), site)
+
+
+def _built(engine: Engine, kind: str, text: str, site: Site) -> str:
+    name = f"clusterkit-testbed/{kind}:{_key(text)}"
     if engine.inspect("image", name) is None:
         # Both spellings of the proxies are build arguments that Docker knows and keeps out of the image.
         arguments = [word for key, value in site.proxies.items() for word in ("--build-arg", f"{key}={value}")]

@@ -57,6 +57,7 @@ def test_host_that_takes_connections_and_never_answers(ssh: Ssh) -> None:
         assert time.monotonic() - before < 5
     assert error.kind is ErrorKind.SILENT
     assert "0.5 s" in error.message
+    assert "--connect-timeout 2" in error.fix
 
 
 def test_server_that_hangs_in_the_middle_of_the_login(ssh: Ssh) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import nolocks
 import pytest
 from localsession import LocalSession
 from realparts import require
@@ -129,9 +131,9 @@ def test_root_that_the_server_maps_away(tmp_path: Path) -> None:
 
 
 def test_locks_that_do_not_reach_the_other_host(tmp_path: Path) -> None:
-    # A stand-in for a mount with local locks: to h2, flock always gives the lock.
+    # A stand-in for a mount with local locks: h2 gets every lock but a second one of its own.
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "flock").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "bin" / "flock").write_text('#!/bin/sh\n[ "$2" = 9 ]\n')
     (tmp_path / "bin" / "flock").chmod(0o755)
     local = LocalSession("h2", environment={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
     (tmp_path / "storage").mkdir()
@@ -187,3 +189,17 @@ def test_odd_folder_names(tmp_path: Path, name: str) -> None:
 
     assert worst(probe(folder).findings) is Level.OK
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("error", "said"), [(errno.ENOLCK, "locks fail: No locks available"), (0, "locks do nothing")])
+def test_a_host_without_working_locks_is_named(tmp_path: Path, error: int, said: str) -> None:
+    def run_in(host: str) -> tuple[str, ...]:
+        return nolocks.words(error) if host == "h2" else ("env",)
+
+    report = asyncio.run(storage_shared([LocalSession(n) for n in HOSTS], str(tmp_path), run_in=run_in, root=False))
+
+    (found,) = report.findings
+    assert (found.host, found.level) == ("h2", Level.FAIL)
+    assert said in found.message
+    assert "rpc-statd" in found.fix
+    assert list(tmp_path.iterdir()) == []

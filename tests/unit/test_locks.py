@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import nolocks
 import pytest
 
 from trainer.locks import HeldError, hold
@@ -46,3 +48,19 @@ def test_where_nothing_can_be_written_it_fails_once(tmp_path: Path) -> None:
     )
 
     assert (done.stdout, done.returncode) == ("told\nclosed\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(errno.ENOLCK, "fail (No locks"), (errno.ENOSYS, "fail (Function not"), (0, "do nothing")],
+)
+def test_a_file_system_without_locks_refuses_a_run_and_says_so(tmp_path: Path, error: int, said: str) -> None:
+    words = [*nolocks.words(error), sys.executable, "-m", "clusterkit.cli.main", "train", "--preset", "tiny", "--here"]
+    environment = {**os.environ, "CLUSTERKIT_STATE": str(tmp_path / "state"), "CLUSTERKIT_CONFIG": str(tmp_path)}
+    done = subprocess.run(
+        [*words, "--fileroot", str(tmp_path / "runs")], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"file locks {said}" in done.stderr
+    assert "rpc-statd" in done.stderr
+    assert "--fileroot DIR" in done.stderr

@@ -19,6 +19,10 @@ LIMIT = 20
 """Seconds that one access to the folder may take; a dead network mount never answers."""
 _KILLED = (124, 137)
 _HOLDERS = 4
+_LOCKS = (
+    "Mount {folder} with working locks (NFS 4, or NFS 3 with rpc-statd and without nolock and local_lock; Lustre: -o "
+    "flock; sshfs has none that hosts share)."
+)
 # A session runs a limited number of commands at once, and a command that waits for another needs room for it.
 _holders: WeakKeyDictionary[Session, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -45,6 +49,7 @@ class _Member:
     nonce: str
     uid: str = ""
     source: str = ""
+    locks: bool = True  # a lock can be taken, and a second one of the same file is then refused
 
     @property
     def name(self) -> str:
@@ -111,6 +116,13 @@ disk=$(df -P {shlex.quote(self.folder)}) || exit 3
 kind=$(stat -f -c %T {shlex.quote(self.folder)}) || exit 3
 disk=${{disk##*"$newline"}}
 echo "written $uid ${{disk%% *}} $kind"
+command -v flock >/dev/null || exit 0
+exec 9<"$mine/nonce-{member.index}"
+if ! said=$(flock -n 9 2>&1); then
+  echo "locks fail: ${{said##*: }}"
+elif flock -n "$mine/nonce-{member.index}" true; then
+  echo 'locks do nothing'
+fi
 """
             ),
         )
@@ -120,8 +132,13 @@ echo "written $uid ${{disk%% *}} $kind"
             if isinstance(answer, Result) and answer.stdout.startswith("absent"):
                 absent.append(member.name)
             elif isinstance(answer, Result) and answer.stdout.startswith("written "):
-                _, member.uid, member.source = answer.stdout.strip().split(" ", 2)
+                first, *rest = answer.stdout.splitlines()
+                _, member.uid, member.source = first.split(" ", 2)
                 members.append(member)
+                if rest:
+                    member.locks = False
+                    message = f"file {rest[0]} in {self.folder}: runs and downloads there would be refused"
+                    report.add(member.name, Level.FAIL, message, _LOCKS.format(folder=self.folder))
             else:
                 self._failed(report, member.name, answer, "cannot write to")
         for name in absent:
@@ -192,7 +209,7 @@ true
                 f"""
 echo new >"$mine/renaming" && mv -f "$mine/renaming" "$mine/renamed" || exit 3
 left={round((longest + LIMIT) / 0.1)}
-command -v flock >/dev/null || {{ echo held; exit 0; }}
+{"command -v flock >/dev/null" if first.locks else "false"} || {{ echo held; exit 0; }}
 exec 9>"$mine/lock"
 flock -n 9 || exit 4
 echo held
@@ -206,14 +223,14 @@ while ! [ -e "$mine/release" ] && [ $left -gt 0 ]; do sleep 0.1; left=$((left - 
         await held.wait()
         answers = await self._all(
             others,
-            lambda _: (
+            lambda reader: (
                 f"""
 tries=0
 while read -r text <"$mine/renamed"; [ "$text" != new ] && [ $tries -lt {round(longest / 0.1)} ]; do
   sleep 0.1; tries=$((tries + 1))
 done
 echo "renamed $text $tries"
-command -v flock >/dev/null && [ -e "$mine/lock" ] || {{ echo lock unknown; exit 0; }}
+{"command -v flock >/dev/null" if reader.locks else "false"} && [ -e "$mine/lock" ] || {{ echo lock unknown; exit 0; }}
 exec 9>>"$mine/lock"
 if flock -n 9; then echo lock free; else echo lock held; fi
 """
@@ -246,7 +263,7 @@ if flock -n 9; then echo lock free; else echo lock held; fi
             report.add(reader.name, Level.WARN, message, "NFS: a shorter attribute cache (actimeo=3) helps.")
         if answer.stdout.rstrip().endswith("lock free"):
             message = f"a file lock of {first.name} does not hold here: locks are not shared"
-            fix = f"Mount {self.folder} with working locks (NFS 4, or without nolock and local_lock)."
+            fix = f"{_LOCKS.format(folder=self.folder)} Until then start, go on with and stop runs from one host alone."
             report.add(reader.name, Level.WARN, message, fix)
 
     async def clean_up(self, sessions: Sequence[Session]) -> None:

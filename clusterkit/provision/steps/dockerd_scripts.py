@@ -27,7 +27,11 @@ restart() {
 }
 reload() { systemctl reload docker; }
 coming() { systemctl is-active --quiet docker; }
-words() { journalctl -u docker -n 20 --no-pager -o cat >&2 || :; }
+words() {
+  journalctl -u docker -n 8 --no-pager -o cat >&2 || :
+  # systemd's notes on every restart push the engine's own words out, so these come last.
+  journalctl -u docker -n 200 --no-pager | grep -v ' systemd\\[1\\]: ' | tail -n 12 >&2 || :
+}
 """
 
 _OWN = f"""# Sets pid, where the engine runs. A process ID left from before a reboot may belong to anything by now.
