@@ -58,7 +58,7 @@ def package_lock_held(node: Node) -> Iterator[object]:
 
 
 @contextlib.contextmanager
-def bad_link(*nodes: Node, round_trip_ms: float = 300.0, loss: float = 0.3) -> Iterator[None]:
+def bad_link(*nodes: Node, round_trip_ms: float = 300.0, loss: float = 0.15) -> Iterator[None]:
     """Each packet to or from these hosts takes half of the round trip, and of what they send a part is lost."""
     shaper, half, running = Path(__file__).with_name("badlink.py"), round_trip_ms / 2, []
     try:
