@@ -147,7 +147,7 @@ def test_all_runs_of_a_cluster_are_listed_from_the_ends_of_their_files(world: Wo
     assert [run["trial"] for run in world.json("runs", "--cluster", "c", "--user", "ada")] == ["run1"]
     world.hosts[0].stop()
     shown = world("runs", "--cluster", "c", "--sort", "accuracy")
-    assert shown.stdout.splitlines()[1].startswith("tiny-recall/long ")
+    assert shown.stdout.splitlines()[1].startswith("tiny-recall/long\t")
     assert "clusterkit diagnose --cluster c --experiment tiny-recall --trial run1" in shown.stderr
 
 

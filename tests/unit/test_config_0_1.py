@@ -34,6 +34,7 @@ YOUNGER = {
     "eval.final_documents": [],
     **flatten(SupervisedConfig(), "supervised."),
     "task.curriculum": [],
+    "task.real_share": None,
     "task.curriculum_tasks": 640,
     "rollout.share_prefixes": True,
     "rollout.prefetch_sections": False,

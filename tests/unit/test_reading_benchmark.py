@@ -241,7 +241,7 @@ def test_seeds_side_by_side_are_dealt_to_the_gpus_and_one_that_fails_ends_no_oth
 def test_a_stage_ends_in_order_when_all_are_told_to(tmp_path: Path) -> None:
     one = bench(tmp_path)
     waits = (
-        "import time\nprint('up', flush=True)\n"
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nprint('up', flush=True)\n"
         "try:\n time.sleep(600)\nexcept KeyboardInterrupt:\n raise SystemExit(130)"
     )
     log = tmp_path / "logs" / "train.log"
