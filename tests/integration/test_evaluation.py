@@ -204,7 +204,8 @@ def test_a_folder_without_file_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("trainer.locks.fcntl.flock", refused)
-    with pytest.raises(UserError, match=r"eval\.lock: No locks available.*--out"), output_lock(tmp_path):
+    expected = r"(?s)eval\.lock: file locks fail \(No locks available\).*--out"
+    with pytest.raises(UserError, match=expected), output_lock(tmp_path):
         pass
 
 
