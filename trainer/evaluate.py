@@ -4,6 +4,7 @@ accuracy before and after, at greater lengths, and with the memory blanked.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
@@ -59,6 +60,7 @@ class EvalResult:
     interval: bounds of its 95 % interval, by the bootstrap over tasks.
     metrics: means of the QA metrics, or of the reward's own.
     sampled_accuracy: accuracy at the training temperature, where it was measured beside the greedy one.
+    tasks: hash of the ids of the tasks, so that two results can be told to be of the same ones.
     """
 
     accuracy: float
@@ -68,6 +70,7 @@ class EvalResult:
     num_failed: int
     seconds: float
     sampled_accuracy: float | None = None
+    tasks: str = ""
 
     def record(self) -> dict[str, Any]:
         """Fields of a metrics record."""
@@ -112,6 +115,7 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
         num_tasks=count,
         num_failed=sum(s.failed for s in scores),
         seconds=time.perf_counter() - began,
+        tasks=hashlib.sha256("\n".join(task.id for task in tasks).encode()).hexdigest()[:16],
     )
 
 
@@ -221,6 +225,7 @@ def store_before(folder: Path, results: dict[EvalSpec, EvalResult]) -> None:
             "interval": r.interval,
             "sampled_accuracy": r.sampled_accuracy,
             "metrics": r.metrics,
+            "tasks": r.tasks,
         }
         for spec, r in results.items()
     ]
@@ -228,7 +233,7 @@ def store_before(folder: Path, results: dict[EvalSpec, EvalResult]) -> None:
 
 
 def closing_table(folder: Path, after: dict[EvalSpec, EvalResult]) -> list[dict[str, Any]]:
-    """Rows of summary.json. `before` is null where it was not measured (a run recovered without its record)."""
+    """Rows of summary.json. `before` is null where it was not measured, or with other tasks (another eval.num_tasks)."""
     try:
         stored = json.loads((folder / BEFORE).read_text())
     except (OSError, ValueError):
@@ -237,6 +242,8 @@ def closing_table(folder: Path, after: dict[EvalSpec, EvalResult]) -> list[dict[
     rows = []
     for spec, result in after.items():
         old = before.get((spec.chunks, spec.documents, spec.blank_memory), {})
+        if old.get("tasks", result.tasks) != result.tasks:
+            old = {}
         rows.append(
             {
                 "chunks": spec.chunks,
