@@ -13,6 +13,14 @@ class RunError(UserError):
     """The run failed for a reason outside the configuration (disk full, damaged checkpoint). Exit code 1."""
 
     exit_code = 1
+    no_answer = False
+    """Whether what was asked was silent, so that the same command may succeed in a moment."""
+
+
+class NoAnswerError(RunError):
+    """A host or a service does not answer."""
+
+    no_answer = True
 
 
 class CrashError(RunError):

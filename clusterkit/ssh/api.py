@@ -28,6 +28,10 @@ class ErrorKind(StrEnum):
     WRITE = "cannot write"  # a file could not be put on the host
 
 
+SILENCES = frozenset({ErrorKind.UNREACHABLE, ErrorKind.SILENT, ErrorKind.TIMEOUT, ErrorKind.LOST})
+"""Those that may be over in a moment."""
+
+
 class HostError(Exception):
     """A host could not be worked with. `message`: what happened; `fix`: what to do next."""
 

@@ -23,7 +23,7 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.ray.token import local_file
 from clusterkit.runs.directory import hold_lock
 from clusterkit.runs.trials import run_directory
-from trainer.errors import RunError, UserError
+from trainer.errors import NoAnswerError, RunError, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -219,6 +219,8 @@ class JobsPlace:
 
     silent = 0
     """Submissions of the trial of that name that get no answer."""
+    broken = 0
+    """Jobs of the trial of that name, each of which ends at once."""
 
     def attach(self, request: RunRequest) -> None:
         """None of them runs yet."""
@@ -232,7 +234,10 @@ class JobsPlace:
             raise UserError("Ray refused the job")
         if self.silent and config.trial_name == "silent":
             self.silent -= 1
-            raise RunError("the head does not answer\nIs it up?")
+            raise NoAnswerError("the head does not answer\nIs it up?")
+        if config.trial_name == "broken":
+            self.broken += 1
+            raise RunError("job broken-1 ended at once (FAILED): no module named x")
         self.started.append(config.trial_name)
         return SubmittedRun("started", run_directory(config, config.trial_name), config.trial_name)
 
@@ -282,6 +287,14 @@ def test_a_submission_without_an_answer_is_tried_again_a_few_times(
     assert place.started == started
     assert said.count("tiny-recall/silent is not submitted (the head does not answer); trying again in 0 s") == 3
     assert ("It was tried 4 times; the same command tries it again" in said) == ("silent" not in started)
+
+
+def test_a_job_that_ends_at_once_is_not_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    place = JobsPlace("ray", [])
+    submitted(place, swept("broken", "b"), detach=True)
+
+    assert (place.broken, place.started) == (1, ["b"])
+    assert "error: tiny-recall/broken: job broken-1 ended at once" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_jobs_at_work_and_says_what_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:

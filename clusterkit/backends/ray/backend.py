@@ -43,12 +43,12 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_ROLE
 from clusterkit.runs.directory import RunDirectory, resume_hint, user_name
-from clusterkit.ssh.api import HostError
+from clusterkit.ssh.api import SILENCES, HostError
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select
 from clusterkit.ssh.shell import first_of
 from clusterkit.ui.progress import Progress
-from trainer.errors import RunError, UserError
+from trainer.errors import NoAnswerError, RunError, UserError
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ class RayBackend:
                 return self._runner.run(on_head())
             except HostError as error:
                 if not patient:
-                    raise RunError(str(error)) from error
+                    raise (NoAnswerError if error.kind in SILENCES else RunError)(str(error)) from error
                 self.say(f"cannot see the run for now ({error.message}); trying again")
                 self._runner.run(waits.wait())
 

@@ -18,7 +18,7 @@ from clusterkit.backends.base import Job
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.runs.directory import user_name
 from clusterkit.ssh.api import Session
-from trainer.errors import RunError
+from trainer.errors import NoAnswerError, RunError
 
 HTTP_SECONDS = 30.0
 READ_AGAIN_SECONDS = (0.5, 1.5)
@@ -220,7 +220,7 @@ class RayJobs:
         try:
             answer = await self._request(method, path, body)
         except httpx.HTTPError as error:
-            raise RunError(
+            raise NoAnswerError(
                 f"{self._head}: Ray's job API does not answer ({type(error).__name__}: {error}): "
                 "clusterkit ray-status shows how the cluster is"
             ) from error

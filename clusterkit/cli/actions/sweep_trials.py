@@ -120,6 +120,9 @@ class _Submitter:
                 # What an earlier try may have submitted is attached to.
                 submitted = self._backend.attach(run.request) or self._backend.start(self._backend.plan(run.request))
             except RunError as error:
+                if not error.no_answer:
+                    output.error(f"{run.name}: {error}")
+                    return None
                 tries += 1
                 if tries >= self._most:
                     times = "once" if tries == 1 else f"{tries} times"

@@ -18,12 +18,7 @@ class SlurmError(RunError):
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
-        self.output = output
-
-    @property
-    def no_answer(self) -> bool:
-        """Whether Slurm's controller did not answer, so that the same command may succeed in a moment."""
-        return _is_lost(self.output)
+        self.output, self.no_answer = output, _is_lost(output)
 
 
 def has_slurm() -> bool:
