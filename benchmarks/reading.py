@@ -143,21 +143,37 @@ class Bench:
 
         checkpoint: makes it, where it is not there yet; where everything was asked it is not needed any more.
         """
-        results = _results(self.request(kind, seed, ""))
-        if results is None:
-            request = self.request(kind, seed, checkpoint())
-            file = self.out / "requests" / f"{kind}-seed{seed}.yaml"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(yaml.safe_dump(request.model_dump(), sort_keys=False, allow_unicode=True))
-            self.stage(f"evaluate {kind} seed {seed}", ["-m", "evaluation", str(file)])
-            results = _results(request)
+        with self._alone(f"{kind}-seed{seed}"):  # another command may be at it, and leave the results
+            results = _results(self.request(kind, seed, ""))
+            if results is None:
+                request = self.request(kind, seed, checkpoint())
+                file = self.out / "requests" / f"{kind}-seed{seed}.yaml"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(yaml.safe_dump(request.model_dump(), sort_keys=False, allow_unicode=True))
+                self.stage(f"evaluate {kind} seed {seed}", ["-m", "evaluation", str(file)])
+                results = _results(request)
         if results is None:
             raise UserError(f"the evaluation of {kind}, seed {seed}, lacks answers: run the same command again")
         done = [line["device"] for line in _stages(self.out) if line["stage"] == f"evaluate {kind} seed {seed}"]
-        with _alone(self.records.parent):
+        with self._alone("records"):
             records = Records.read(self.records) if self.records.exists() else Records()
             records.add(results, kind, seed, done[-1] if done else self.device)
             records.write(self.records)
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Only one command at a time on this --out; others wait. Raises TimeIsOverError where time is over before."""
+        locks = self.out / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with (locks / name).open("a") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= self.deadline or self.stop.wait(0.2):
+                        raise TimeIsOverError(name) from None
+            yield
 
     def request(self, kind: str, seed: int, checkpoint: str) -> EvalConfig:
         """What a checkpoint is asked."""
@@ -222,18 +238,6 @@ class Bench:
             raise TimeIsOverError(name)
         if code:
             raise UserError(f"{name} ended with code {code}; the end of {log}:\n{log.read_text()[-1500:]}")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Only one command at a time; others wait. The lock is on the folder itself, which leaves no file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(number)
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> int:
@@ -405,7 +409,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     fraction = "of its GPU, for each server; with more --jobs than GPUs, 0.45 over the jobs of one"
     running.add_argument("--memory-fraction", type=float, default=0.0, help=fraction)
     running.add_argument("--seconds", type=float, default=86400.0, help="after which a stage is interrupted")
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    if given.command == "run" and given.jobs < 1:
+        parser.error(f"--jobs {given.jobs}: at least 1")
+    return given
 
 
 def main() -> int:
@@ -417,8 +424,8 @@ def main() -> int:
         out = given.out.resolve()
         out.mkdir(parents=True, exist_ok=True)
         records = (given.records or out / "records.jsonl").resolve()
-        if given.jobs > 1 and not given.memory_fraction and (gpus := visible_gpus()):
-            given.memory_fraction = min(0.4, round(0.45 / -(-given.jobs // len(gpus)), 2))
+        if given.jobs > 1 and not given.memory_fraction and (gpus := visible_gpus()) and given.jobs > len(gpus):
+            given.memory_fraction = round(0.45 / -(-given.jobs // len(gpus)), 2)
         bench = Bench(given, out, records, time.monotonic() + given.seconds - GRACE_SECONDS, device())
         code = 0
         try:

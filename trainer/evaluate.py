@@ -233,7 +233,7 @@ def store_before(folder: Path, results: dict[EvalSpec, EvalResult]) -> None:
 
 
 def closing_table(folder: Path, after: dict[EvalSpec, EvalResult]) -> list[dict[str, Any]]:
-    """Rows of summary.json. `before` is null where it was not measured, or with other tasks (another eval.num_tasks)."""
+    """Rows of summary.json. `before` is null where it was not measured, or of other tasks."""
     try:
         stored = json.loads((folder / BEFORE).read_text())
     except (OSError, ValueError):

@@ -36,10 +36,11 @@ class RunOptions:
         if not self.name:
             return
         experiment, _, trial = self.name.rpartition("/")
-        for option, value in (("experiment", experiment or None), ("trial", trial or None)):
-            if getattr(self, option) not in (None, value):
+        for option, value in (("experiment", experiment), ("trial", trial)):
+            if value and getattr(self, option) not in (None, value):
                 raise UserError(f"{self.name} and --experiment or --trial name the run twice: leave one of them out")
-            object.__setattr__(self, option, value)
+            if value:
+                object.__setattr__(self, option, value)
 
     def with_name_among(self, words: Sequence[str]) -> tuple[RunOptions, list[str]]:
         """Return these options with the run that a first word without `=` names, and the words that are settings."""

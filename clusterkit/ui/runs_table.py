@@ -42,8 +42,11 @@ def runs_lines(listed: Sequence[RunOverview], keys: Sequence[str], width: int | 
 
 
 def runs_rows(listed: Sequence[RunOverview], keys: Sequence[str]) -> list[str]:
-    """Return the runs for a pipe: a line each under the names of the columns, tabs between them, all settings."""
-    facts = _facts(listed)
+    """Return the runs for a pipe: a line each under the names of the columns, tabs between them, all settings.
+
+    The columns before the settings are always the same, so that `cut` finds them.
+    """
+    facts = _facts(listed, empty=True)
     lines = ["\t".join(["run", *facts[0], *keys])]
     for one, fact in zip(listed, facts[1:], strict=True):
         lines.append("\t".join([one.name, *fact, *(_one_line(value_text(one.settings.get(key))) for key in keys)]))
@@ -61,8 +64,8 @@ def value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _facts(listed: Sequence[RunOverview]) -> list[list[str]]:
-    """Return the columns that all runs have, with those that any of them has a value for."""
+def _facts(listed: Sequence[RunOverview], *, empty: bool = False) -> list[list[str]]:
+    """Return the columns that all runs have, with those that any of them has a value for, or with all of them."""
     rows = {
         "state": [one.state for one in listed],
         "step": [f"{one.global_step}/{one.total_steps or '?'}" for one in listed],
@@ -71,7 +74,7 @@ def _facts(listed: Sequence[RunOverview]) -> list[list[str]]:
         "loss": [_number(one.loss) for one in listed],
         "accuracy": ["" if one.accuracy is None else f"{one.accuracy:.1%}" for one in listed],
     }
-    kept = {name: cells for name, cells in rows.items() if any(cells)}
+    kept = {name: cells for name, cells in rows.items() if empty or any(cells)}
     return [list(kept), *([cell or NOTHING for cell in row] for row in zip(*kept.values(), strict=True))]
 
 

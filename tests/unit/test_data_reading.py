@@ -184,8 +184,8 @@ def test_a_run_takes_the_splits_as_they_were_made(prepared: Path) -> None:
 def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_asked_for(prepared: Path) -> None:
     traces = rows(prepared / "traces.jsonl")
 
-    assert [sum(row["kind"] == kind for row in traces) for kind in ("cloze", "real", "final")] == [36, 15, 9]
-    assert [row["kind"] for row in traces[:20]].count("cloze") == 12
+    assert [sum(row["kind"] == kind for row in traces) for kind in ("cloze", "real", "final")] == [42, 6, 12]
+    assert [row["kind"] for row in traces[:20]].count("cloze") == 14
     for row in traces:
         assert row["answer"].startswith("\\boxed{")
         if row["kind"] == "final":

@@ -15,6 +15,8 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.cluster_lock import local_lock
 from clusterkit.provision.ray.current import choose, current
 from clusterkit.provision.ray.token import local_file
+from clusterkit.setup.command import failed_hosts
+from clusterkit.setup.command import path_of as failures_of
 from trainer.errors import UserError
 
 
@@ -36,9 +38,13 @@ def forget(*words: str, typed: str | None = None) -> Result:
 
 
 def test_a_cluster_is_forgotten_and_what_may_run_there_is_named(config: Path) -> None:
+    write_private(failures_of("lab"), '{"failed": ["gone1.invalid"]}\n')
     done = forget("--cluster", "lab", "-y", "--json")
 
     assert done.exit_code == 0, done.exception
+    inventory.save(Cluster(name="lab", hosts=(Host(name="gone1.invalid"),)))
+    assert failed_hosts(inventory.load("lab")) == (), "a new cluster of that name begins without failures"
+    inventory.remove("lab")
     assert json.loads(done.stdout)["not_touched"] == ["gone1.invalid", "gone2.invalid"]
     for part in ("gone1.invalid gone2.invalid", "clusterkit.cluster=lab", "/storage", "lab is no longer the current"):
         assert part in done.stderr

@@ -217,6 +217,26 @@ def test_commands_side_by_side_lose_nothing_of_each_other(tmp_path: Path) -> Non
     }
 
 
+def test_two_commands_that_want_the_same_checkpoint_measured_run_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two commands begins with the untrained arm; the evaluation is stood in for."""
+    ran: list[str] = []
+
+    def carry_out(self: reading.Bench, name: str, command: list[str]) -> None:
+        ran.append(name)
+        request = reading.yaml.safe_load(Path(command[-1]).read_text())
+        found = {**results({method: [0.5] * 10 for method in request["methods"]}), "config": request}
+        folder = Path(request["output_path"]) / "checkpoint"
+        folder.mkdir(parents=True)
+        (folder / "results.json").write_text(json.dumps(found))
+
+    monkeypatch.setattr(reading.Bench, "stage", carry_out)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: bench(tmp_path).measure("untrained", 0, lambda: "base"), range(4)))
+    assert ran == ["evaluate untrained seed 0"]
+
+
 def test_seeds_side_by_side_are_dealt_to_the_gpus_and_one_that_fails_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,12 +69,12 @@ def test_every_run_is_shown_with_where_it_is_and_the_settings_that_differ(machin
 
     lines = shown().stdout.splitlines()
 
-    assert lines[0].split("\t") == ["run", "state", "step", "reward", "accuracy", "train.learning_rate"]
-    assert "tiny-recall/t0\tfinished\t10/30\t0.100\t50.0%\t1e-05" in lines
-    assert "tiny-recall/t1\tfailed\t11/30\t0.110\t90.0%\t2e-05" in lines
-    assert "tiny-recall/t2\tkilled\t12/30\t0.120\t70.0%\t5e-05" in lines
+    assert lines[0].split("\t") == ["run", "state", "step", "left", "reward", "loss", "accuracy", "train.learning_rate"]
+    assert "tiny-recall/t0\tfinished\t10/30\t-\t0.100\t-\t50.0%\t1e-05" in lines
+    assert "tiny-recall/t1\tfailed\t11/30\t-\t0.110\t-\t90.0%\t2e-05" in lines
+    assert "tiny-recall/t2\tkilled\t12/30\t-\t0.120\t-\t70.0%\t5e-05" in lines
     # Another experiment's seed is no difference between runs of one.
-    assert "another/run1\tinterrupted\t2/30\t0.020\t-\t0.0001" in lines
+    assert "another/run1\tinterrupted\t2/30\t-\t0.020\t-\t-\t0.0001" in lines
     failed = listed("--state", "failed")[0]
     assert (failed["global_step"], failed["total_steps"], failed["accuracy"]) == (11, 30, 0.9)
     assert failed["message"] == "no space left"

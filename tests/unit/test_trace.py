@@ -82,6 +82,7 @@ def test_every_turn_shows_what_its_calls_did_and_were_worth(run: RunDirectory) -
 
 def test_a_run_is_named_as_in_other_commands_too_and_once(run: RunDirectory) -> None:
     assert trace(run, "memory/run1") == trace(run, "--experiment", "memory", "--trial", "run1") == trace(run)
+    assert trace(run, "run1", "--experiment", "memory") == trace(run)
     twice = CliRunner().invoke(app, ["run1", "--trial", "run2", "--fileroot", str(run.fileroot)])
     assert isinstance(twice.exception, UserError)
     assert "name the run twice" in str(twice.exception)

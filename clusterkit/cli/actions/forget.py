@@ -12,6 +12,7 @@ from clusterkit.hosts.model import Cluster
 from clusterkit.provision.cluster_lock import local_lock
 from clusterkit.provision.ray.current import forget as forget_choice
 from clusterkit.provision.ray.model import LABEL_CLUSTER, node_folder
+from clusterkit.setup.command import path_of as failures_of
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
 from trainer.errors import UserError
@@ -36,7 +37,13 @@ def forget(hosts: HostOptions, *, yes: bool, users: list[str], as_json: bool) ->
         output.note("nothing was forgotten")
         raise typer.Exit(1)
     with local_lock(cluster.name, "down"):
+        if inventory.load(cluster.name) != cluster:  # somebody has set it up anew meanwhile
+            raise UserError(
+                f"cluster {cluster.name} has changed meanwhile: give the command again to see what it is now"
+            )
         removed = [str(path) for path in inventory.remove(cluster.name)]
+        # A new cluster of that name begins without the failures of this one.
+        failures_of(cluster.name).unlink(missing_ok=True)
         if forget_choice(cluster.name):
             output.note(f"{cluster.name} is no longer the current cluster")
     names = [host.name for host in cluster.hosts]

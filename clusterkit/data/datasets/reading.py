@@ -39,7 +39,7 @@ class ReadingShape:
 
     per_document: int = 4  # cloze questions of a document, and chains that begin with it, at most
     traces: int = 20000  # lines of traces.jsonl; 0: none
-    mix: tuple[float, ...] = (60, 25, 15)
+    mix: tuple[float, ...] = (70, 10, 20)
     """Parts of MIXES among them: questions made by rule, real ones, and the final turn alone."""
     sizes: tuple[int, ...] = (2, 4, 8)  # documents of a trace, in turn
 
@@ -53,7 +53,7 @@ class Item:
 
 
 def parse_mix(text: str) -> tuple[float, ...]:
-    """Read `cloze=60,real=25,final=15`; what is not named is 0. Raises UserError."""
+    """Read `cloze=70,real=10,final=20`; what is not named is 0. Raises UserError."""
     parts = dict.fromkeys(MIXES, 0.0)
     for word in filter(None, (one.strip() for one in text.split(","))):
         name, _, value = word.partition("=")
@@ -62,7 +62,7 @@ def parse_mix(text: str) -> tuple[float, ...]:
         except ValueError:
             parts[name] = -1.0
         if not 0 <= parts[name] < float("inf"):
-            raise UserError(f"--trace-mix {text}: write parts such as cloze=60,real=25,final=15")
+            raise UserError(f"--trace-mix {text}: write parts such as cloze=70,real=10,final=20")
     if not sum(parts.values()):
         raise UserError(f"--trace-mix {text}: at least one part must be more than 0")
     return tuple(parts[name] for name in MIXES)
