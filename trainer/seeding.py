@@ -7,6 +7,7 @@ has to be carried along: the seed of a response is a hash of (run seed, step, ta
 from __future__ import annotations
 
 import hashlib
+import random
 
 
 def derive_seed(*parts: str | int) -> int:
@@ -18,3 +19,10 @@ def derive_seed(*parts: str | int) -> int:
 def unit_interval(*parts: str | int) -> float:
     """Number in [0, 1) from the same hash: to split a population by name."""
     return derive_seed(*parts) / 2.0**63
+
+
+def shuffled_numbers(count: int, *parts: str | int) -> list[int]:
+    """Return 0 … count - 1 in the order of that seed."""
+    numbers = list(range(count))
+    random.Random(derive_seed(*parts)).shuffle(numbers)
+    return numbers

@@ -70,16 +70,21 @@ def test_the_time_between_loading_and_the_first_step_is_told(
     ]
 
 
+def drawn(history: History, width: int) -> str:
+    """What the live display shows in a terminal of that many columns."""
+    display = LiveDisplay("tiny-recall/run1")
+    display.close()
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(display.drawing(history))
+    return captured.get()
+
+
 @pytest.mark.parametrize("phase", ["recall", "supervised"])
 def test_beside_its_bar_the_warm_up_says_nothing_twice(phase: str) -> None:
     history = History()
     history.add({"kind": "warmup", "phase": phase, "step": 38, "steps": 100, "loss": 0.6, "remaining_s": 110.0})
-    display = LiveDisplay("tiny-recall/run1")
-    display.close()
-    console = Console(width=80)
-    with console.capture() as captured:
-        console.print(display.drawing(history))
-    shown = captured.get()
+    shown = drawn(history, 80)
 
     assert shown.count("38") == shown.count("1 min 50 s") == 1
     assert "loss 0.600" in shown
@@ -94,13 +99,7 @@ def test_the_live_display_shows_reward_speed_time_and_checkpoint(tmp_path: Path)
     for record in MetricsTail(writer.run.metrics).read():
         history.add(record)
 
-    display = LiveDisplay("tiny-recall/run1")
-    display.close()
-    console = Console(width=100)
-    with console.capture() as captured:
-        console.print(display.drawing(history))
-
-    text = captured.get()
+    text = drawn(history, 100)
     for part in ("tiny-recall/run1", "step 8/30", "ETA 1 min 28 s", "▁▂▃▄▅▆▇█", "rollout 75%", "after step 8"):
         assert part in text
 

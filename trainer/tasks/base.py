@@ -11,7 +11,7 @@ from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 from trainer.config_tasks import SectionsConfig
 from trainer.errors import UserError
-from trainer.seeding import derive_seed
+from trainer.seeding import derive_seed, shuffled_numbers
 from trainer.types import Task
 
 Split = Literal["dev", "test"]
@@ -112,9 +112,7 @@ class RowSource(ABC, Generic[R]):
         return len(self.heldout_rows[split])
 
     def _shuffled(self, epoch: int) -> list[int]:
-        numbers = list(range(self.train_size))
-        random.Random(derive_seed(f"{self.name}-epoch", self.seed, epoch)).shuffle(numbers)
-        return numbers
+        return shuffled_numbers(self.train_size, f"{self.name}-epoch", self.seed, epoch)
 
 
 C = TypeVar("C", bound=SectionsConfig)

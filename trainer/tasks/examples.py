@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
-from trainer.seeding import derive_seed, unit_interval
+from trainer.seeding import shuffled_numbers, unit_interval
 from trainer.tasks.jsonl import Row as Line
 from trainer.tasks.jsonl import kind, read_rows
 
@@ -62,9 +61,7 @@ class Examples:
 
     def order(self, seed: int, epoch: int) -> list[int]:
         """Numbers of the training examples in the order of an epoch."""
-        numbers = list(range(len(self.train)))
-        random.Random(derive_seed("sft-epoch", seed, epoch)).shuffle(numbers)
-        return numbers
+        return shuffled_numbers(len(self.train), "sft-epoch", seed, epoch)
 
 
 def load_examples(config: SftConfig) -> Examples:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import random
+from functools import lru_cache
 
 from trainer.config_tasks import DocumentsConfig
 from trainer.errors import UserError
-from trainer.seeding import derive_seed
+from trainer.seeding import derive_seed, shuffled_numbers
 from trainer.tasks.base import RowSource, Split, TaskSource
 from trainer.tasks.evidence import evidence_of
 from trainer.tasks.hotpotqa_data import GENERATED, Question, find_folder, render
@@ -67,6 +68,7 @@ class HotpotQA(RowSource[Question]):
         }
         train = self.sides.train.questions[: config.train_size]
         super().__init__("hotpotqa", seed, self.folder, train, heldout)
+        self._kind_order = lru_cache(maxsize=4)(shuffled_numbers)
         self._kinds = [row for row in train if not _is_made(row)], [row for row in train if _is_made(row)]
 
     def train_row(self, index: int) -> tuple[Question, int]:
@@ -78,12 +80,8 @@ class HotpotQA(RowSource[Question]):
         is_real = math.floor((index + 1) * share) > before
         rows, number = (real, before) if is_real else (made, index - before)
         epoch, place = divmod(number, len(rows))
-        return rows[self._kind_order("real" if is_real else "made", len(rows), epoch)[place]], epoch
-
-    def _kind_order(self, kind: str, count: int, epoch: int) -> list[int]:
-        numbers = list(range(count))
-        random.Random(derive_seed(f"hotpotqa-{kind}-epoch", self.seed, epoch)).shuffle(numbers)
-        return numbers
+        kind = "real" if is_real else "made"
+        return rows[self._kind_order(len(rows), f"hotpotqa-{kind}-epoch", self.seed, epoch)[place]], epoch
 
     def train(self, index: int) -> Task:
         """See TaskSource; the first contexts are as long as the curriculum says."""
