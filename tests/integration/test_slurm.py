@@ -240,7 +240,7 @@ def test_a_sweep_is_followed_to_its_end(login: LoginNode) -> None:
     code, out, err = login.run(*command)
     assert code == 0, err
     assert err.count("is complete already") == 2
-    assert out.count(" finished ") == 2
+    assert out.count("\tfinished\t") == 2
 
 
 def test_a_job_that_fails_before_it_trains_is_told_with_its_own_words(login: LoginNode) -> None:
