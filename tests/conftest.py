@@ -10,8 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from realparts import data_is_missing, write_jsonl
+
+# How long an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile(
+    "clusterkit", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("clusterkit")
 
 REPOSITORY = Path(__file__).parents[1]
 
