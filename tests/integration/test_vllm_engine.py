@@ -13,7 +13,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_a_folder_that_does_not_fit_changes_nothing(served: Served, tmp_path: Pa
 
 def test_new_weights_in_the_middle_of_responses(served: Served) -> None:
     engine = served.engine()
-    updated, numbers = asyncio.Event(), count()
+    updated, numbers, updates = asyncio.Event(), count(), 0
 
     async def sampled() -> float:
         async with httpx.AsyncClient() as client:
@@ -180,11 +180,19 @@ def test_new_weights_in_the_middle_of_responses(served: Served) -> None:
         return found
 
     async def run() -> list[tuple[tuple[list[int], SamplingParams], Completion]]:
-        before = await sampled()
+        nonlocal updates
         jobs = asyncio.gather(*(keep_asking(tokens) for tokens in (2000, 1701, 1402, 1103)))
-        while await sampled() < before + 60:
-            await asyncio.sleep(0.02)
-        await engine.update_from_folder(served.folders[1], 1)
+        while True:
+            before, interrupted = await sampled(), engine.stats.interrupted
+            while await sampled() < before + 60:
+                await asyncio.sleep(0.02)
+            await engine.update_from_folder(served.folders[1], 1)
+            updates += 1
+            if engine.stats.interrupted > interrupted:
+                break
+            # This process was held up, by a busy disk say, until all had come to their ends: once more from the start.
+            await engine.update_from_folder(served.folders[0], 0)
+            updates += 1
         updated.set()
         return [one for several in await jobs for one in several]
 
@@ -200,10 +208,10 @@ def test_new_weights_in_the_middle_of_responses(served: Served) -> None:
     # How far each had come is a matter of speed. Those that were cut off went on under the new weights, after their own
     # tokens, and they alone.
     stretches = [[version for version, _ in done.spans] or [done.version] for done in dones]
-    assert all(one in ([0], [0, 1], [1]) for one in stretches)
-    assert [0, 1] in stretches
+    assert all(one != other for version in stretches for one, other in pairwise(version))
+    assert any(version[-2:] == [0, 1] for version in stretches)
     # One under the new weights alone may have waited for them from its start, or been cut off before its first token.
-    assert stretches.count([0, 1]) <= engine.stats.interrupted <= sum(1 in one for one in stretches)
+    assert sum(len(version) - 1 for version in stretches) <= engine.stats.interrupted <= 4 * updates
 
 
 def test_what_older_weights_left_in_the_cache_is_never_used(served: Served) -> None:
