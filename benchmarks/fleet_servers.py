@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fleet_machine import Machine, Rates, load_factor
 from stand_in import length_in
 
+from trainer.connections import LONG_IDLE_S
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 
@@ -78,7 +79,18 @@ class StandIn:
         url = f"http://{self.address}:{self._server.sockets[0].getsockname()[1]}"
         registry.write(
             self.folder,
-            Registration(self.name, "sglang", "", self.address, os.getpid(), time.time(), "ready", url, self.gpus),
+            Registration(
+                self.name,
+                "sglang",
+                "",
+                self.address,
+                os.getpid(),
+                time.time(),
+                "ready",
+                url,
+                self.gpus,
+                idle=LONG_IDLE_S,
+            ),
         )
 
     def lose(self) -> None:

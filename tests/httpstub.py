@@ -26,12 +26,16 @@ Handler = Callable[[str, str, dict[str, Any]], Awaitable[Answer]]
 
 
 class HttpStub:
-    """Serves on a loopback port until it is closed. `seen`: (method, path, body) of every request."""
+    """Serves on a loopback port until it is closed.
+
+    seen: (method, path, body) of every request. connections: how many were made.
+    """
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
         self.seen: list[tuple[str, str, dict[str, Any]]] = []
         self.url = ""
+        self.connections = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
@@ -58,6 +62,7 @@ class HttpStub:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        self.connections += 1
         try:
             while line := await reader.readline():
                 method, path, _ = line.decode().split()

@@ -19,20 +19,27 @@ JSON = {"Content-Type": "application/json"}
 IDLE_S, EVERY_S, TIMES = 20, 5, 4
 GONE_S = IDLE_S + EVERY_S * TIMES
 """Seconds after which a connection to a host that vanished fails, at the latest."""
+IDLE_OF_SERVERS_S = 5.0
+"""Seconds after which SGLang and vLLM close an idle connection, unless they are told otherwise."""
+LONG_IDLE_S = 3600
+"""What a run's own servers are told. A step begins with thousands of requests at once, and to connect for each is half
+of their cost."""
 BEAT_S = 0.05
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects made until the youngest are looked at, and such looks until older ones are; Python's own: 700, 10, 10."""
 MOST_FILES = 1 << 16
 
 
-def open_session(**options: Any) -> aiohttp.ClientSession:
+def open_session(idle: float = IDLE_OF_SERVERS_S, **options: Any) -> aiohttp.ClientSession:
     """Connections that belong to the running event loop, as many as are asked for; no cookies, no proxies.
 
     aiohttp and not httpx, which takes milliseconds of this process for a request (benchmarks/judge_client.py).
+
+    idle: seconds after which the servers close an idle connection. It is closed here before: one that a server closes
+    at the moment of sending is a lost request.
     """
     _allow_files()
-    # Servers close idle connections after 5 s; one that is closed at the moment of sending is a lost request.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0, socket_factory=_socket)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=0.6 * idle, socket_factory=_socket)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, **options)
 
 

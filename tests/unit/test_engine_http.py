@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from tests.httpstub import Answer, Drop, Hang, HttpStub
-from trainer.connections import open_session
+from trainer.connections import LONG_IDLE_S, open_session
 from trainer.engines.base import EngineError
 from trainer.engines.http import Limits, RefusedError, Server, ServerLostError, ServerPool
 
@@ -253,6 +253,21 @@ def test_a_host_that_vanishes_is_noticed_though_nothing_is_sent_to_it() -> None:
     assert idle + every * times <= 60
 
 
+@pytest.mark.parametrize(("idle", "connections"), [(LONG_IDLE_S, 1), (0.0, 3)], ids=["a run's own", "closes at once"])
+def test_connections_are_used_again_while_their_server_keeps_them(idle: float, connections: int) -> None:
+    """The requests of a step's beginning would connect anew, all at once, after the ranks have learned."""
+
+    async def scenario() -> int:
+        async with AsyncExitStack() as stack:
+            pool, (stub,) = await pool_of(stack, well)
+            pool.servers[0].idle = idle
+            for _ in range(3):
+                await ask(pool)
+            return stub.connections
+
+    assert asyncio.run(scenario()) == connections
+
+
 def test_as_many_requests_may_be_under_way_as_the_system_allows() -> None:
     """Containers and shells begin with 1,024 files; AReaL's steps have 8,192 requests at once."""
     code = (
@@ -318,7 +333,7 @@ def test_a_busy_process_does_not_try_a_server_that_vanished_for_ever(monkeypatch
     """Its requests would never go to another server."""
     pool, session, lag = ServerPool("/health", FAST), Unreachable(), EverLater()
 
-    async def sessions() -> Any:
+    async def sessions(_idle: float) -> Any:
         return session, lag
 
     monkeypatch.setattr(pool, "_session", sessions)

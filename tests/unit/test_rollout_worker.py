@@ -60,8 +60,8 @@ def test_a_server_started_again_takes_the_place_of_the_one_of_its_name(
 
     async def main() -> None:
         controller = _Controller(job, pipe[1])
-        controller._use([("server-0", "http://127.0.0.1:1", 3, 0)], False)
-        controller._use([("server-0", "http://127.0.0.1:2", 4, 1)], False)
+        controller._use([("server-0", "http://127.0.0.1:1", 3, 0, 5.0)], False)
+        controller._use([("server-0", "http://127.0.0.1:2", 4, 1, 5.0)], False)
         await asyncio.gather(*controller._jobs)
         assert [(one.url, one.version) for one in controller.pool.usable()] == [("http://127.0.0.1:2", 4)]
 
@@ -73,12 +73,12 @@ def test_requests_wait_while_the_run_has_too_few_servers(job: WorkerJob, pipe: t
 
     async def main() -> None:
         controller = _Controller(job, pipe[1])
-        own = [("server-0", "http://127.0.0.1:1", 3, 0)]
+        own = [("server-0", "http://127.0.0.1:1", 3, 0, 5.0)]
         controller._use(own, True)
         waiting = asyncio.ensure_future(controller.pool.enough())
         await asyncio.sleep(0)
         assert not waiting.done()
-        controller._use([*own, ("server-2", "http://127.0.0.1:3", 3, 1)], False)
+        controller._use([*own, ("server-2", "http://127.0.0.1:3", 3, 1, 5.0)], False)
         async with asyncio.timeout(10):
             assert await waiting
 

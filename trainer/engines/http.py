@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from trainer.connections import JSON, LoopLag, open_session
+from trainer.connections import IDLE_OF_SERVERS_S, JSON, LoopLag, open_session
 from trainer.engines.base import EngineError, EngineGoneError
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class Limits:
 class Server:
     """One server. version: of the weights it holds; -1: unknown. problem: why it gets no requests (empty: it does).
 
-    role: what it is to the user, in words. doubtful: its weights may be of two versions, whatever it says.
+    role: what it is to the user, in words. doubtful: its weights may be of two versions, whatever it says. idle: after
+    so many seconds it closes an idle connection.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Server:
     in_flight: int = 0
     role: str = "engine server"
     doubtful: bool = False
+    idle: float = IDLE_OF_SERVERS_S
 
     def discard(self, problem: str) -> None:
         """Send it no more requests; the first reason is the one that is kept."""
@@ -105,7 +107,7 @@ class ServerPool:
         self._homes: OrderedDict[str, Server] = OrderedDict()
         self._told_short = False
         self.redispatched = 0
-        self._sessions: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, LoopLag]] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
 
     def add(self, server: Server) -> None:
         """Send requests to this server too. Raises ValueError when its name is taken by one in use."""
@@ -256,7 +258,7 @@ class ServerPool:
         """
         where = f"{server.name} ({server.url}) {path}"
         data = None if body is None else orjson.dumps(body)
-        session, lag = await self._session()
+        session, lag = await self._session(server.idle)
         began = time.monotonic()
         try:
             status, content = 0, b""
@@ -291,21 +293,37 @@ class ServerPool:
     async def close(self) -> None:
         """Close the connections of this event loop, and of those that have ended."""
         loop = asyncio.get_running_loop()
-        for other in [other for other in self._sessions if other is loop or other.is_closed()]:
-            await self._sessions.pop(other)[0].close()
+        for other in [other for other in self._connections if other is loop or other.is_closed()]:
+            await self._connections.pop(other).close()
 
-    async def _session(self) -> tuple[aiohttp.ClientSession, LoopLag]:
-        """The connections of this event loop, which belong to the one that they were made in, and its lag."""
+    async def _session(self, idle: float) -> tuple[aiohttp.ClientSession, LoopLag]:
+        """This event loop's connections to servers that close idle ones after so many seconds, and its lag."""
         loop = asyncio.get_running_loop()
-        if found := self._sessions.get(loop):
-            return found
-        made = open_session(), LoopLag()
-        made[1].start()
-        ended = [self._sessions.pop(other) for other in list(self._sessions) if other.is_closed()]
-        self._sessions[loop] = made
-        for session, _ in ended:
+        if (found := self._connections.get(loop)) is None:
+            ended = [self._connections.pop(other) for other in list(self._connections) if other.is_closed()]
+            found = self._connections[loop] = _Connections()
+            for one in ended:
+                await one.close()
+        return found.session(idle), found.lag
+
+
+class _Connections:
+    """Those of one event loop, to which they belong, and its lag."""
+
+    def __init__(self) -> None:
+        self.lag = LoopLag()
+        self.lag.start()
+        self._sessions: dict[float, aiohttp.ClientSession] = {}
+
+    def session(self, idle: float) -> aiohttp.ClientSession:
+        """Connections to servers that close idle ones after so many seconds."""
+        if idle not in self._sessions:
+            self._sessions[idle] = open_session(idle)
+        return self._sessions[idle]
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
             await session.close()
-        return made
 
 
 def _start(content: bytes) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trainer.connections import LONG_IDLE_S
 from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, UntouchedError, unreadable
 from trainer.engines.http import Json, RefusedError, Server, ServerPool
 from trainer.engines.options import MEMORY_SAVER, ServerOptions, Setting, visible_devices
@@ -61,7 +62,7 @@ class SGLangDialect(Dialect):
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """See Dialect."""
         # Weights that arrive over NCCL need both ends without CUMEM and NVLS; SGLang sets the same for itself.
-        found = {"CUDA_VISIBLE_DEVICES": visible_devices(options.gpus)}
+        found = {"CUDA_VISIBLE_DEVICES": visible_devices(options.gpus), "SGLANG_TIMEOUT_KEEP_ALIVE": str(LONG_IDLE_S)}
         found |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
         if MEMORY_SAVER in options.flags:
             # /health generates a token: somebody's monitor would have it read memory that the trainer has just then.

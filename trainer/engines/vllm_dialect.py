@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from trainer.connections import LONG_IDLE_S
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, unreadable
 from trainer.engines.http import Json, Server, ServerPool
@@ -74,6 +75,7 @@ class VLLMDialect(Dialect):
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """See Dialect."""
         found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        found["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(LONG_IDLE_S)
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(VLLM_SIDE), os.environ.get("PYTHONPATH", ""))))
         found |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}  # for weights over NCCL, as with SGLang
         if options.gpus:

@@ -1,8 +1,9 @@
 """A controller process: takes tasks from rank 0, samples and scores their groups, and sends them back.
 
 It ends with its pipe. Rank 0 says `ready` (number and task that comes next), `task` (number, order, plan, task),
-`forget` (number of a task made ready that another controller has got), `servers` (those to ask: name, url, version and
-generation, which tells a server from one of its name before; whether the run has fewer than `servers.min_required`),
+`forget` (number of a task made ready that another controller has got), `servers` (those to ask: name, url, version,
+generation, which tells a server from one of its name before, and `Server.idle`; whether the run has fewer than
+`servers.min_required`),
 `hold` (number) and `go` (version). It says `up` when it can begin, `generated` (number), `group` or `failed` (number,
 trajectories or error, totals), `lost` (name and generation of a server, why), `held` and `idle` (number of what it was
 told).
@@ -156,21 +157,21 @@ class _Controller:
     async def _prepare(self, task: Task) -> Any:
         return await asyncio.to_thread(self.controller.agent.prepare, task)
 
-    def _use(self, servers: list[tuple[str, str, int, int]], short: bool) -> None:
+    def _use(self, servers: list[tuple[str, str, int, int, float]], short: bool) -> None:
         """Ask these servers from now on; what others are answering is waited for.
 
         servers: see the message. short: all servers of the run are too few, so that requests wait for more.
         """
         self.pool.least = len(servers) + 1 if short else 1
-        wanted = {(name, generation) for name, _, _, generation in servers}
+        wanted = {(name, generation) for name, _, _, generation, _ in servers}
         for name, (generation, server) in list(self._own.items()):
             if (name, generation) not in wanted:
                 del self._own[name]
                 server.discard("rank 0 uses it no longer")  # now: one of its name may be added below
                 self._keep(self.pool.remove(server))
-        for name, url, version, generation in servers:
+        for name, url, version, generation, idle in servers:
             if name not in self._own:
-                server = Server(name, url, version)
+                server = Server(name, url, version, idle=idle)
                 self._own[name] = generation, server
                 self.pool.add(server)
 

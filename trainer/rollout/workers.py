@@ -201,7 +201,7 @@ class Workers:
         self._listen()
         pool = self._engine.pool
         usable = sorted(pool.usable(), key=lambda server: server.name)
-        told, short = [(one.name, one.url, one.version, self._generation(one)) for one in usable], pool.short
+        told, short = [(one.name, one.url, one.version, self._generation(one), one.idle) for one in usable], pool.short
         if short and not self._short:
             pool.tell_short()
         if (told, short) != (self._told, self._short):

@@ -109,7 +109,7 @@ class Fleet:
         return found
 
     async def _join(self, one: Registration) -> None:
-        server = Server(one.name, one.url)
+        server = Server(one.name, one.url, idle=one.idle)
         try:
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
             if self._doubtful.get(one.name) == one.started:

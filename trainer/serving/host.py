@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer.config import RunConfig
+from trainer.connections import LONG_IDLE_S
 from trainer.engines.dialect import Kind
 from trainer.engines.http import Server
 from trainer.engines.launching import check_options, launch
@@ -49,6 +50,7 @@ class ServerHost:
             state="starting",
             gpus=options.gpus,
             kept=kept,
+            idle=LONG_IDLE_S,
         )
         self.stop = asyncio.Event()
         """Set from outside: the server is to end."""

@@ -42,6 +42,7 @@ class Registration:
     reason: why it is not ready.
     kept: it stays when the trainer ends.
     starts: how often it was started.
+    idle: seconds after which it closes an idle connection; the engines' own number where an older version wrote this.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Registration:
     reason: str = ""
     kept: bool = False
     starts: int = 1
+    idle: float = 5.0
 
     @property
     def log(self) -> str:
