@@ -122,7 +122,7 @@ async def _read(
     for number, section in enumerate(document.sections(), start=1):
         at = time.perf_counter()
         sampler = TurnSampler(engine, GREEDY, agent.config, task)  # a new one: turns of a long document are not kept
-        memory = await agent.update(sampler, question, memory, section)
+        memory = await agent.update(sampler, agent.update_prompt(question, memory, section), memory)
         before, text = text, _decode(agent, memory)
         tell(
             event="section",

@@ -23,12 +23,13 @@ from trainer.types import Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class PreparedTask:
-    """A task as token ids; made once and shared by the trajectories of its group."""
+    """A task as token ids; made once and shared by the trajectories of its group. first: prompt of the first chunk."""
 
     task: Task
     question: list[int]
     chunks: list[list[int]]
     dropped_tokens: int
+    first: list[int]
 
 
 class MemAgent:
@@ -95,7 +96,8 @@ class MemAgent:
         else:
             chunks = split_chunks(encode(self.tokenizer, task.context), c.chunk_tokens)
         kept, dropped = self._limit(task, chunks)
-        return PreparedTask(task, question, kept, dropped)
+        first = self.update_prompt(question, self.prompts.no_memory, kept[0]) if kept else []
+        return PreparedTask(task, question, kept, dropped, first)
 
     def _limit(self, task: Task, chunks: list[list[int]]) -> tuple[list[list[int]], int]:
         """At most `max_chunks` chunks: the first and last halves of the document's ids."""
@@ -118,16 +120,19 @@ class MemAgent:
         self._announce(prepared, 0, engine)
         for number, chunk in enumerate(prepared.chunks):
             self._announce(prepared, number + 1, engine)
-            written = await self.update(sampler, prepared.question, memory, chunk)
+            prompt = self.update_prompt(prepared.question, memory, chunk) if number else prepared.first
+            written = await self.update(sampler, prompt, memory)
             memory = no_memory if options.blank_memory else written
         answer = await self.answer(sampler, prepared.question, memory)
         return sampler.trajectory(self.tokenizer.decode(answer, skip_special_tokens=True))
 
-    async def update(self, sampler: TurnSampler, question: list[int], memory: list[int], chunk: list[int]) -> list[int]:
-        """Read one chunk; returns the memory after it. All are token ids."""
-        values = {"problem": question, "memory": memory, "section": chunk}
-        written = await sampler.sample("update", self.prompts.update.fill(values))
-        if written:
+    def update_prompt(self, question: list[int], memory: list[int], chunk: list[int]) -> list[int]:
+        """Token ids that have a chunk read."""
+        return self.prompts.update.fill({"problem": question, "memory": memory, "section": chunk})
+
+    async def update(self, sampler: TurnSampler, prompt: list[int], memory: list[int]) -> list[int]:
+        """Have a chunk read; returns the memory after it. memory: the one before. All are token ids."""
+        if written := await sampler.sample("update", prompt):
             return written
         sampler.counters["empty_memory"] += 1
         return memory if self.config.empty_memory == "keep" else []

@@ -90,7 +90,7 @@ class _Group:
 
     def ids_of(self, prompt: Sequence[int]) -> Ids:
         """Ids as an array of the prompt's own. All trajectories of a group begin with the same prompt: one is made."""
-        if self.last is None or self.last[0] != prompt:
+        if self.last is None or (self.last[0] is not prompt and self.last[0] != prompt):
             self.last = prompt, np.array(prompt, dtype=np.int32)
         return self.last[1][:]
 
