@@ -56,6 +56,7 @@ class Shards:
     @classmethod
     def of(cls, state: Mapping[str, Tensor], dtype: torch.dtype) -> Shards:
         """From a state dict, sharded or not. Only looks: the parts are the tensors' own memory."""
+        state = dict(sorted(state.items()))  # whatever order a rank's modules have them in
         return cls(
             tuple(Piece(n, dtype if t.is_floating_point() else t.dtype, tuple(t.shape)) for n, t in state.items()),
             {name: local_part(tensor) for name, tensor in state.items()},
