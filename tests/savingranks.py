@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from trainer.checkpoint import recover, shards
 from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.export import BackgroundExport, export
 from trainer.checkpoint.recover import RecoverStore, RunState
+from trainer.errors import RunError
 from trainer.files import sha256
 from trainer.train.distributed import World, join_world, leave_world, local_part
 from trainer.train.learner import Learner
+from trainer.weights.buckets import Bucket
 
 # name -> (ranks that share a layer, dtype of the forward passes and of exports)
 WORLDS: dict[str, tuple[int, torch.dtype]] = {
@@ -70,6 +73,7 @@ def save(world: World, folder: Path) -> dict[str, Any]:
     whole_file, shards.FILE_BYTES = shards.FILE_BYTES, SMALL_FILES
     export(one, tokenizer, folder / "files")
 
+    told["full"] = _told_of_full_disk(one, folder / "full")
     hashed: list[str] = []
     recover.sha256 = lambda path: hashed.append(path.name) or sha256(path)  # type: ignore[assignment,func-returns-value]
     writer = BackgroundWriter()
@@ -82,6 +86,24 @@ def save(world: World, folder: Path) -> dict[str, Any]:
     writer.wait()
     recover.sha256, shards.FILE_BYTES = sha256, whole_file
     return told | {"hashed": hashed, "records": records}
+
+
+def _told_of_full_disk(one: Learner, folder: Path) -> str:
+    """What this rank raises where the last rank's disk is full. All ranks have one disk here, so an error stands in."""
+
+    def full(bucket: Bucket) -> bytes:
+        raise OSError(errno.ENOSPC, f"no room for {bucket.nbytes} bytes")
+
+    real = shards._header
+    if one.world.rank == one.world.size - 1:
+        shards._header = full
+    try:
+        export(one, small_parts().tokenizer, folder)
+    except RunError as error:
+        return str(error)
+    finally:
+        shards._header = real
+    return ""
 
 
 def measure(world: World, folder: Path) -> dict[str, Any]:

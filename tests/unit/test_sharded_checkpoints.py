@@ -56,6 +56,16 @@ def test_an_export_of_four_ranks_is_the_model(saved: tuple[Path, list[dict[str, 
     assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in expected.values())
 
 
+def test_a_disk_that_one_rank_finds_full_is_told_by_all(saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, told = saved
+    for world in savingranks.WORLDS:
+        (said,) = {its[world]["full"] for its in told}
+        assert said.startswith(
+            f"cannot write the checkpoint {folder / world / 'full'}: no space left on the disk. Free"
+        )
+        assert not list((folder / world).glob("full*"))
+
+
 @pytest.mark.parametrize("world", savingranks.WORLDS)
 def test_every_rank_hashes_what_it_wrote(saved: tuple[Path, list[dict[str, Any]]], world: str) -> None:
     folder, told = saved
