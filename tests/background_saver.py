@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.train.distributed import single_world
 
@@ -27,13 +28,15 @@ class BigLearner:
 
 def main(folder: Path) -> None:
     learner = BigLearner()
-    store = RecoverStore(folder)
+    writer = BackgroundWriter()
+    store = RecoverStore(folder, writer)
     for step in range(1, 1000):
         with torch.no_grad():
             learner.policy.weight.fill_(step)
-        store.save_in_background(learner, RunState(step, step, step, step, 0.0), {}, learner.world)  # type: ignore[arg-type]
+        state = RunState(step, step, step, step, 0.0)
+        store.save_in_background(learner, state, {}, learner.world, lambda _: None)  # type: ignore[arg-type]
         if step == 1:
-            store.wait()
+            writer.wait()
         print(step, flush=True)
 
 

@@ -10,6 +10,7 @@ import torch
 from builders import learner, parameters, sampled_rows, sharpen, small_config
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.train import attention
 from trainer.train.distributed import World, join_world, leave_world
@@ -65,18 +66,19 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     lm = model()
     rows = batches(lm)
     one = learner(lm, small_config(*SETTINGS), world)
-    store = RecoverStore(folder)
+    writer, records = BackgroundWriter(), list[dict[str, Any]]()
+    store = RecoverStore(folder, writer)
     parity = require_parity(one, 80, lm.config.vocab_size)  # and the steps stay those of one rank
     stats = [one.step(rows[0]).values]
     store.reserve(one)
     one.host.put_state(one.optimizer)
     one.host.put_weights(one.policy)  # the next step fetches both
     stats.append(one.step(rows[1]).values)
-    store.save_in_background(one, RunState(2, 2, 2, 2, 0.0), {}, world)
+    store.save_in_background(one, RunState(2, 2, 2, 2, 0.0), {}, world, records.append)
     stats.append(one.step(rows[2]).values)
     lengths = [len(values) for values in one.logprobs(rows[0])]
-    record = store.wait()
-    assert record is not None
+    writer.wait()
+    assert [record["global_step"] for record in records] == [2]
     again = learner(lm, small_config(*SETTINGS), world)
     slot, _ = RecoverStore(folder).newest()
     assert slot is not None

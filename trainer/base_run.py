@@ -9,10 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.export import checkpoint_name, export, parameter_digest
+from trainer.checkpoint.background import BackgroundWriter, Record
+from trainer.checkpoint.export import BackgroundExport, checkpoint_name, export, parameter_digest
 from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.checkpoint.start import Start
@@ -77,7 +79,8 @@ class SteppedRun(ABC):
         self.paths, self.start = RunPaths.of(config), attempt.start
         # No rank may leave the others waiting in a collective: several ranks agree on stopping between phases.
         self.stop_here: Callable[[], bool] = stop if world.size == 1 else lambda: False
-        self.store = RecoverStore(self.paths.recover)
+        self.writer = BackgroundWriter()
+        self.store = RecoverStore(self.paths.recover, self.writer)
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
         self.skipped_in_row = 0
@@ -166,12 +169,16 @@ class SteppedRun(ABC):
 
     def _checkpoint(self, number: int) -> None:
         began = time.perf_counter()
-        self._note_recover(self.store.poll())
+        if self.in_background and self.world.any(self.writer.failed):
+            self.writer.wait()
         c = self.config.checkpoint
         # Clocks differ: ranks agree on what is due by time, or some would wait in a collective.
-        if self.world.any(save_due(c, self.course, number, self.state.seconds - self.state.seconds_saved)):
+        unsaved = self.state.seconds - self.state.seconds_saved
+        if self.world.any(save_due(c, self.course, number, unsaved)):
             self._save_persistent(self._persistent_folder(number))
             self.state = replace(self.state, seconds_saved=self.state.seconds)
+        elif self.in_background and save_due(c, self.course, number + 1, unsaved + self.recent[-1]):
+            self.exports.reserve()
         since = time.monotonic() - self.last_recover_at
         due = recover_due(c, number, since, have_one=self.saved_step > 0)
         if self.world.any(due) or number == self.course.total_steps:
@@ -184,23 +191,35 @@ class SteppedRun(ABC):
         position = self.course.position(number)
         return self.paths.checkpoints / checkpoint_name(position["epoch"], position["epoch_step"], number)
 
+    @cached_property
+    def exports(self) -> BackgroundExport:
+        """Writes persistent checkpoints in the background."""
+        return BackgroundExport(self.learner, self.tokenizer, self.writer)
+
     def _save_persistent(self, folder: Path) -> None:
-        record = export(self.learner, self.tokenizer, folder)
-        self.monitor.record("save", global_step=self.state.global_step, **record)
-        self.monitor.info(f"Model actor saved at {record['path']}. Time consumption: {record['seconds']:.4f} s.")
+        """Write a persistent checkpoint. No recover checkpoint that is saved later is whole before it."""
+        step = self.state.global_step
+        if self.in_background:
+            self.exports.save(folder, lambda record: self._note_persistent(step, record))
+        else:
+            self._note_persistent(step, export(self.learner, self.tokenizer, folder))
 
     def _save_recover(self) -> None:
-        save = self.store.save_in_background if self.in_background else self.store.save
-        record = save(self.learner, self.state, fingerprint(self.config), self.world)
+        facts = self.learner, self.state, fingerprint(self.config), self.world
+        if self.in_background:
+            self.store.save_in_background(*facts, self._note_recover)
+        else:
+            self._note_recover(self.store.save(*facts))
         self.saved_step = self.state.global_step
         self.last_recover_at = time.monotonic()
-        self._note_recover(record)
 
-    def _note_recover(self, record: dict[str, Any] | None) -> None:
-        """Record a recover checkpoint that is whole."""
-        if record is not None:
-            self.monitor.record("recover", **record)
-            self.monitor.info("Dumped recover info to file.")
+    def _note_persistent(self, global_step: int, record: Record) -> None:
+        self.monitor.record("save", global_step=global_step, **record)
+        self.monitor.info(f"Model actor saved at {record['path']}. Time consumption: {record['seconds']:.4f} s.")
+
+    def _note_recover(self, record: Record) -> None:
+        self.monitor.record("recover", **record)
+        self.monitor.info("Dumped recover info to file.")
 
     # -- start, stop, end -------------------------------------------------------------------------------------------
 
@@ -240,19 +259,20 @@ class SteppedRun(ABC):
         step = self.state.global_step
         if step > self.saved_step:
             self._save_recover()
-        self._note_recover(self.store.wait())
+        self.writer.wait()
         kept = f"a recover checkpoint of step {step} is written" if step else "no step was finished yet"
         again = " without recover_mode=disabled" if step and self.config.recover_mode == "disabled" else ""
         raise InterruptedRunError(f"interrupted after step {step}: {kept}; the same command{again} goes on from there")
 
     def _close(self, **facts: Any) -> None:
         """Write the last persistent checkpoint where it is missing, the summary, and the log's last line."""
-        self._note_recover(self.store.wait())
+        self.writer.wait()
         digest = parameter_digest(self.learner)
         folder = self._persistent_folder(self.state.global_step)
         if self.world.any(not folder.is_dir()):
             # total_steps was lowered to a step that is done already, and which was not the last one then.
             self._save_persistent(folder)
+            self.writer.wait()
         if not self.world.is_main:
             return
         summary = {

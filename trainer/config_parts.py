@@ -398,8 +398,8 @@ class CheckpointConfig(Section):
     ckpt_freq_steps: Annotated[int, Field(ge=0)] = 0
     """Steps between further recover checkpoints; 0: by time only."""
     async_recover: bool | None = None
-    """Write recover checkpoints in the background: a step waits only for a copy in host memory, 12 bytes per parameter.
-    Empty: on GPUs."""
+    """Write checkpoints in the background: a step waits only for a copy in host memory, 12 bytes per parameter for a
+    recover checkpoint and 2 (bfloat16) or 4 for a persistent one. Empty: on GPUs."""
     save_freq_steps: Annotated[int, Field(ge=0)] = 0
     """Steps between persistent checkpoints; 0: off."""
     save_freq_epochs: Annotated[int, Field(ge=0)] = 1

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,22 @@ def sync_tree(folder: Path) -> None:
     """Make every file below `folder` durable."""
     for path in (*(path for path in folder.rglob("*") if path.is_file()), folder):
         sync(path)
+
+
+def replace_tree(temporary: Path, final: Path) -> None:
+    """Give a folder that is complete and durable its name, in place of one that has it; durably."""
+    remove_tree(final)
+    temporary.rename(final)
+    sync(final.parent)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, if it is there, in one rename: a kill leaves it whole or gone, never damaged."""
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def last_records(path: Path, size: int = 1 << 18) -> list[dict[str, Any]]:

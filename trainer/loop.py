@@ -97,7 +97,7 @@ class TrainingRun(SteppedRun):
             self._interrupt()
         finally:
             self.sampler.close()
-            self.store.wait_for_saves()
+            self.writer.finish()
 
     def _step(self, number: int) -> None:
         began = time.perf_counter()

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 from trainer.config import RunConfig
@@ -100,6 +101,7 @@ class Monitor:
     def __init__(self, folder: Path | None, attempt: int, sinks: list[Sink] | None = None) -> None:
         self.attempt = attempt
         self.sinks = sinks or []
+        self._lock = Lock()
         self._usage = None if folder is None else Usage()
         self._file = None if folder is None else (folder / "metrics.jsonl").open("ab", buffering=0)
         if self._file is not None and self._file.tell():
@@ -113,8 +115,9 @@ class Monitor:
         """
         if self._file is None:
             return
-        line = {"kind": kind, "time": round(time.time(), 3), "attempt": self.attempt, **fields}
-        _append(self._file, (json.dumps(_finite(line)) + "\n").encode())
+        with self._lock:  # checkpoints are recorded by the thread that writes them
+            line = {"kind": kind, "time": round(time.time(), 3), "attempt": self.attempt, **fields}
+            _append(self._file, (json.dumps(_finite(line)) + "\n").encode())
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         """Send values to all sinks. A sink that fails is dropped: a plot is not worth a run."""

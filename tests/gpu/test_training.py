@@ -23,7 +23,12 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import trainingranks as parts  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from tokenizers import Tokenizer, models  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
 
+from trainer.checkpoint.background import BackgroundWriter  # noqa: E402
+from trainer.checkpoint.export import BackgroundExport  # noqa: E402
 from trainer.checkpoint.recover import RecoverStore, RunState  # noqa: E402
 from trainer.errors import RunError  # noqa: E402
 from trainer.train import varlen  # noqa: E402
@@ -196,18 +201,22 @@ def test_a_learner_at_rest_leaves_the_gpu_and_comes_back_the_same(compiled: bool
 
 def test_a_checkpoint_in_the_background_is_the_moment_of_saving(tmp_path: Path) -> None:
     one, loaded = (parts.make_learner("bfloat16", learning_rate=1e-3) for _ in range(2))
-    store = RecoverStore(tmp_path)
+    writer, records = BackgroundWriter(), list[dict[str, Any]]()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
+    store, exports = RecoverStore(tmp_path / "recover", writer), BackgroundExport(one, tokenizer, writer)
     one.step(parts.make_rows())
     expected = {n: p.full_tensor().clone() for n, p in one.policy.lm.named_parameters()}
-    store.save_in_background(one, RunState(1, 1, 1, 1, 0.0), {}, one.world)
+    exports.save(tmp_path / "export", records.append)
+    store.save_in_background(one, RunState(1, 1, 1, 1, 0.0), {}, one.world, records.append)
     one.step(parts.make_rows(seed=1))
-    record = store.wait()
-    assert record is not None
-    print({name: record[name] for name in ("bytes", "seconds", "stall_s")})
+    writer.wait()
+    print([{name: record[name] for name in ("bytes", "seconds", "stall_s")} for record in records])
 
-    slot, _ = RecoverStore(tmp_path).newest()
+    exported = load_file(tmp_path / "export" / "model.safetensors")
+    assert all(torch.equal(value, expected[n].to("cpu", torch.bfloat16)) for n, value in exported.items())
+    slot, _ = RecoverStore(tmp_path / "recover").newest()
     assert slot is not None
-    RecoverStore(tmp_path).load(loaded, slot)
+    RecoverStore(tmp_path / "recover").load(loaded, slot)
     assert all(torch.equal(p.full_tensor(), expected[n]) for n, p in loaded.policy.lm.named_parameters())
 
 

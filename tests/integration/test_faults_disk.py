@@ -150,8 +150,11 @@ def test_full_while_writing_a_recover_checkpoint(
     assert trial.trained_tasks() == reference.trained_tasks()
 
 
-def test_full_while_exporting(forks: Forks, small_disk: SmallDisk, warm_cache: Path, reference: Trial) -> None:
-    trial = small_disk.trial(warm_cache, checkpoint={"ckpt_freq_secs": 3600.0})
+@pytest.mark.parametrize("background", [False, True])
+def test_full_while_exporting(
+    forks: Forks, small_disk: SmallDisk, warm_cache: Path, reference: Trial, background: bool
+) -> None:
+    trial = small_disk.trial(warm_cache, checkpoint={"ckpt_freq_secs": 3600.0, "async_recover": background})
     _stop_after(forks, trial, 6)
     small_disk.leave(90_000)
 

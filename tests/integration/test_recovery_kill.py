@@ -18,6 +18,7 @@ from clusterkit.backends.local.launch import trainer_command
 from clusterkit.backends.local.train import Restarts, follow, prepared
 from clusterkit.runs.trials import run_directory
 from clusterkit.ui.progress import Silent
+from trainer.checkpoint.slots import Slots
 from trainer.paths import cache_folder
 
 KILLS = 20
@@ -71,19 +72,26 @@ def test_kill_9_at_random_points(
     assert landed["step"] >= 4
 
 
-@pytest.mark.parametrize(("moment", "half_done"), [("checkpoint", "slot-*.tmp"), ("export", "epoch*.tmp")])
+@pytest.mark.parametrize(
+    ("moment", "half_done", "background"),
+    [("checkpoint", "slot-*.tmp", False), ("export", "epoch*.tmp", False), ("export", "epoch*.tmp", True)],
+)
 def test_kill_9_while_a_checkpoint_is_half_written(
-    forks: Forks, tmp_path: Path, warm_cache: Path, reference: Trial, moment: str, half_done: str
+    forks: Forks, tmp_path: Path, warm_cache: Path, reference: Trial, moment: str, half_done: str, background: bool
 ) -> None:
+    """A run goes on from before the half-written one, be that an export which was to be there first."""
     # The window is some milliseconds wide: a blow that came too late is struck again, in a run of its own.
     for number in range(50):
-        trial = Trial(tmp_path / f"trial{number}", warm_cache)
+        trial = Trial(tmp_path / f"trial{number}", warm_cache, **{"checkpoint.async_recover": background})
         folder = trial.paths.recover if moment == "checkpoint" else trial.paths.checkpoints
         _kill(forks.start(trial), _watch(trial, moment), 0.0)
         if any(folder.glob(half_done)):
             break
     else:
         pytest.fail(f"no blow of 50 fell while {half_done} was being written")
+    lost = [int(path.stem.rpartition("globalstep")[2]) for path in folder.glob("epoch*.tmp")]
+    slot, _ = Slots(trial.paths.recover).newest()
+    assert not lost or slot is None or slot.state.global_step < min(lost)
 
     assert forks.run(trial) == 0, trial.said()
     assert_same_run(trial, reference)

@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import background_saver
 import pytest
 import shardedranks
 import torch
-from builders import grouped_query_lm, learner, parameters, sampled_rows, small_config
+from builders import grouped_query_lm, learner, parameters, sampled_rows, small_config, small_parts
 from forkserver import run_ranks
 
+from trainer.checkpoint.background import BackgroundWriter
+from trainer.checkpoint.export import BackgroundExport, export
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.errors import RunError
 from trainer.train.distributed import single_world
@@ -24,6 +27,12 @@ FAST = "train.learning_rate=0.01"
 
 def state(step: int) -> RunState:
     return RunState(step, step, step, step, float(step))
+
+
+def saver(*arguments: object) -> subprocess.Popen[bytes]:
+    script = str(background_saver.__file__)
+    environment = {**os.environ, "PYTHONPATH": str(Path(script).parent.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, script, *map(str, arguments)], stdout=subprocess.PIPE, env=environment)
 
 
 def same(a: Learner, b: Learner) -> bool:
@@ -38,20 +47,20 @@ def test_what_is_saved_is_the_moment_of_saving(dtype: torch.dtype, ahead: bool, 
     rows = sampled_rows(lm, 5, lm.config.vocab_size)
     world = single_world(dtype=dtype)
     one, kept, loaded = (learner(lm, small_config(FAST), world) for _ in range(3))
-    store = RecoverStore(tmp_path)
+    writer, records = BackgroundWriter(), list[dict[str, Any]]()
+    store = RecoverStore(tmp_path, writer)
     for number in (1, 2):  # the second one fills the host memory of the first
         one.step(rows)
         kept.step(rows)
         if ahead:
             store.reserve(one)  # room is made beside what comes
-        assert (store.save_in_background(one, state(number), {}, world) is None) == (number == 1)
+        store.save_in_background(one, state(number), {}, world, records.append)
+        assert len(records) >= number - 1
     one.step(rows)
-    record = store.wait()
+    writer.wait()
 
-    assert record is not None
-    assert (record["global_step"], record["slot"]) == (2, "slot-b")
-    assert 0 < record["stall_s"] <= record["seconds"]
-    assert store.wait() is None
+    assert [(record["global_step"], record["slot"]) for record in records] == [(1, "slot-a"), (2, "slot-b")]
+    assert all(0 < record["stall_s"] <= record["seconds"] for record in records)
     slot, problems = RecoverStore(tmp_path).newest()
     assert slot is not None
     assert problems == []
@@ -75,23 +84,58 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(tmp_path: Path) 
     lm = grouped_query_lm()
     one, world = learner(lm, small_config()), single_world()
     (tmp_path / "recover").write_text("a file where the folder is to be")
-    store = RecoverStore(tmp_path / "recover")
-    store.save_in_background(one, state(1), {}, world)
-    store.wait_for_saves()
+    writer, records = BackgroundWriter(), list[dict[str, Any]]()
+    store = RecoverStore(tmp_path / "recover", writer)
+    store.save_in_background(one, state(1), {}, world, records.append)
+    writer.finish()
 
-    assert store.poll() is None
+    assert writer.failed
     with pytest.raises(RunError, match=r"cannot write a recover checkpoint .*this run has none yet"):
-        store.save_in_background(one, state(2), {}, world)
+        store.save_in_background(one, state(2), {}, world, records.append)
+    assert records == []
+
+
+def test_an_export_in_the_background_is_the_moment_of_saving(tmp_path: Path) -> None:
+    parts = small_parts()
+    one, writer, records = learner(parts.lm, small_config(FAST)), BackgroundWriter(), list[dict[str, Any]]()
+    exports = BackgroundExport(one, parts.tokenizer, writer)
+    for name in ("first", "second"):  # into the same host memory
+        export(one, parts.tokenizer, tmp_path / name / "waiting")
+        exports.save(tmp_path / name / "background", records.append)
+        one.step(sampled_rows(parts.lm, 5, parts.lm.config.vocab_size))
+    writer.wait()
+
+    for name, record in zip(("first", "second"), records, strict=True):
+        waiting, background = (tree(tmp_path / name / way) for way in ("waiting", "background"))
+        assert waiting == background
+        assert record["bytes"] == sum(map(len, background.values()))
+        assert 0 < record["stall_s"] <= record["seconds"]
+    assert tree(tmp_path / "first" / "background") != tree(tmp_path / "second" / "background")
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_no_recover_checkpoint_is_newer_than_an_export_that_is_not_whole(tmp_path: Path) -> None:
+    parts, world = small_parts(), single_world()
+    one, writer, records = learner(parts.lm, small_config(FAST)), BackgroundWriter(), list[dict[str, Any]]()
+    exports, store = BackgroundExport(one, parts.tokenizer, writer), RecoverStore(tmp_path / "recover", writer)
+    (tmp_path / "blocked").write_text("a file where a folder is to be")
+    exports.save(tmp_path / "blocked" / "export", records.append)
+    store.save_in_background(one, state(1), {}, world, records.append)
+    writer.finish()
+
+    assert writer.failed
+    assert not (tmp_path / "recover").exists()
+    assert records == []
+    with pytest.raises(RunError, match=r"cannot write the checkpoint .*blocked/export: Not a directory"):
+        writer.wait()
+    writer.wait()  # it is told once
 
 
 def test_killed_in_the_middle_the_other_slot_is_whole(tmp_path: Path) -> None:
-    script = str(background_saver.__file__)
-    root = Path(script).parent.parent
-    process = subprocess.Popen(
-        [sys.executable, script, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-    )
+    process = saver(tmp_path)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == b"1\n"  # the first one is whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import warnings
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from trainer.train.learner import Learner
 from trainer.warmup.tiny import make_lm, make_tokenizer
 
 WORLD = single_world()
+CASES = Path(__file__).parents[1] / "cases"
 
 
-def _learner() -> Learner:
-    tiny = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+def _learner(**shape: int) -> Learner:
+    tiny = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64} | shape
     config = RunConfig.model_validate({"model": {"tiny": tiny}, "agent": _agent()})
     return Learner(make_lm(config.model, make_tokenizer(["a", "b"]), 5), config, WORLD, 10)
 
@@ -98,6 +100,25 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     for each in (learner, other):
         _learn(each, 2)
     assert _same(learner, other)
+
+
+def test_a_slot_of_the_days_when_rank_0_hashed_all_files(tmp_path: Path) -> None:
+    """Kept from a trainer before 2026-11-26: step 3, after one optimizer step."""
+    with tarfile.open(CASES / "recover_0.1.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    small = {"hidden_size": 8, "num_heads": 2, "intermediate_size": 8}
+    loaded, expected = _learner(**small), _learner(**small)
+    slot, problems = RecoverStore(tmp_path).newest()
+    assert slot is not None
+    assert problems == []
+    assert (slot.state, slot.fingerprint) == (RunState(3, 12, 1, 3, 1.5), {"seed": 1})
+    RecoverStore(tmp_path).load(loaded, slot)
+    _learn(expected, 1)
+    for seed in (2, 3):
+        pairs = zip(loaded.policy.parameters(), expected.policy.parameters(), strict=True)
+        assert all(torch.allclose(a, b, rtol=1e-5) for a, b in pairs)
+        for learner in (loaded, expected):
+            _learn(learner, seed)
 
 
 def test_slots_take_turns_and_the_newer_wins(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writing a recover checkpoint beside the training: a copy in host memory, then a thread that writes it."""
+"""Writing checkpoints beside the training: a copy in host memory, then a thread that writes them in order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 from torch.distributed._state_dict_utils import _copy_state_dict
 from torch.utils._pytree import tree_map_only
 
-from trainer.train.distributed import local_part, with_local_part
+from trainer.train.distributed import World, local_part, with_local_part
 from trainer.train.offload import host_room
+
+Record = dict[str, Any]
+"""Numbers of a checkpoint, for metrics.jsonl."""
 
 
 class HostCopy:
@@ -22,7 +25,9 @@ class HostCopy:
     tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        """dtype: of floating-point tensors in the copy; None: as they are."""
+        self._dtype = dtype
         self._room: Future[dict[str, Any]] | None = None
 
     @property
@@ -32,14 +37,17 @@ class HostCopy:
 
     def reserve(self, tensors: dict[str, Any]) -> None:
         """Begin to allocate memory for a state dict like this one; returns at once."""
-        # Shapes only: the thread must hold no GPU memory.
-        shells = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), tensors)
+
+        def shell(tensor: torch.Tensor) -> torch.Tensor:  # shape only: the thread must hold no GPU memory
+            return torch.empty_like(tensor, device="meta", dtype=self._dtype if tensor.is_floating_point() else None)
+
+        shells = tree_map_only(torch.Tensor, shell, tensors)
         gpu = torch.cuda.is_available()
 
         def room(shell: torch.Tensor) -> torch.Tensor:
             return with_local_part(shell, host_room(local_part(shell), gpu=gpu))
 
-        pool = ThreadPoolExecutor(1, thread_name_prefix="recover-room")
+        pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-room")
         self._room = pool.submit(tree_map_only, torch.Tensor, room, shells)
         pool.shutdown(wait=False)
 
@@ -56,31 +64,50 @@ class HostCopy:
 
 
 class BackgroundWriter:
-    """Runs one piece of work at a time in a thread; the next `wait` raises its error."""
+    """A thread that does one piece of work after the other, on every rank in the order in which they were given.
+
+    After a failure nothing more is done until `wait` has raised it. So what is given later never becomes whole before
+    what was given earlier: a recover checkpoint is never newer than a persistent one that is not there.
+    """
 
     def __init__(self) -> None:
-        self._work: Future[dict[str, Any]] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._last: Future[Record] | None = None
+        self._apart: World | None = None
 
-    def start(self, work: Callable[[], dict[str, Any]]) -> None:
-        """Start `work`; no other may be running."""
-        assert self._work is None
-        pool = ThreadPoolExecutor(1, thread_name_prefix="recover-checkpoint")
-        self._work = pool.submit(work)
-        pool.shutdown(wait=False)
+    def start(self, world: World, work: Callable[[World], Record]) -> Future[Record]:
+        """Have `work` done. Collective.
 
-    def poll(self) -> dict[str, Any] | None:
-        """Result of work that ended since the last call, else None; does not wait, and raises nothing."""
-        if self._work is None or not self._work.done() or self._work.exception() is not None:
-            return None
-        return self.wait()
+        Args:
+            work: gets the ranks of `world` with a group for messages that nobody else uses: the training's collectives
+                go on at the same time.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        if self._apart is None:
+            self._apart = world.apart()
+        apart, before = self._apart, self._last
 
-    def wait(self) -> dict[str, Any] | None:
-        """Wait for the work and return its result, None where there is none; raises its error."""
-        self.finish()
-        work, self._work = self._work, None
-        return None if work is None else work.result()
+        def run() -> Record:
+            if before is not None:
+                before.result()
+            return work(apart)
+
+        self._last = self._pool.submit(run)
+        return self._last
+
+    @property
+    def failed(self) -> bool:
+        """Whether something could not be written, and `wait` has not yet raised it. Does not wait."""
+        return self._last is not None and self._last.done() and self._last.exception() is not None
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; raises the error of what could not be."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
 
     def finish(self) -> None:
-        """Wait for the end of the work; raises nothing."""
-        if self._work is not None:
-            self._work.exception()
+        """As `wait`, but raises nothing."""
+        if self._last is not None:
+            self._last.exception()

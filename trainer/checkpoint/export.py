@@ -1,24 +1,32 @@
-"""Persistent checkpoints in Hugging Face format, complete when they are saved: nothing is merged or converted later."""
+"""Persistent checkpoints in Hugging Face format, complete once they have their name: nothing is converted later.
+
+All ranks write (trainer/checkpoint/shards.py), while the training waits or in the background.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import json
 import shutil
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from trainer.checkpoint.background import BackgroundWriter, HostCopy, Record
+from trainer.checkpoint.shards import Shards, write_shards
 from trainer.disk import disk_of
 from trainer.errors import RunError
-from trainer.files import disk_error, is_full, sync_tree, tree_bytes
+from trainer.files import disk_error, is_full, replace_tree, sync_tree, tree_bytes
+from trainer.train.distributed import World
 from trainer.train.learner import Learner
-from trainer.weights.source import tied_names
-
-PREFIX = "lm."
+from trainer.train.model import save_description
+from trainer.weights.folders import caught
+from trainer.weights.source import served_state
 
 
 def checkpoint_name(epoch: int, epoch_step: int, global_step: int) -> str:
@@ -26,63 +34,104 @@ def checkpoint_name(epoch: int, epoch_step: int, global_step: int) -> str:
     return f"epoch{epoch}epochstep{epoch_step}globalstep{global_step}"
 
 
-def export(learner: Learner, tokenizer: Any, folder: Path) -> dict[str, Any]:
+def export(learner: Learner, tokenizer: Any, folder: Path) -> Record:
     """Write weights, config and tokenizer to `folder`. Collective: every rank calls it. Returns a metrics record.
 
     Raises:
         RunError: it cannot be written; nothing is left at `folder`.
     """
     began = time.perf_counter()
-    learner.wake(state=False)
-    world = learner.world
-    sharded = world.mesh is not None
-    state: dict[str, Any] = get_model_state_dict(
-        learner.policy, options=StateDictOptions(full_state_dict=sharded, cpu_offload=sharded)
-    )
-    problem = ""
+    record = _write(_shards(learner), learner.policy.lm, tokenizer, folder, learner.world)
+    seconds = round(time.perf_counter() - began, 4)
+    return record | {"seconds": seconds, "stall_s": seconds}
+
+
+class BackgroundExport:
+    """Writes persistent checkpoints beside the training, from a copy of each rank's weights in host memory."""
+
+    def __init__(self, learner: Learner, tokenizer: Any, writer: BackgroundWriter) -> None:
+        self._learner, self._writer = learner, writer
+        self._tokenizer = copy.deepcopy(tokenizer)  # one that encodes may not be saved by another thread
+        self._copy = HostCopy(learner.world.dtype)
+        self._saving: Future[Record] | None = None
+
+    def reserve(self) -> None:
+        """Begin to allocate host memory, so that the first `save` need not wait for that; further calls do nothing."""
+        if not self._copy.reserved:
+            self._copy.reserve(_shards(self._learner).parts)
+
+    def save(self, folder: Path, done: Callable[[Record], None]) -> None:
+        """As `export`, but returns when the weights are copied. Collective.
+
+        Args:
+            done: is given the metrics record when the folder is complete, in the writer's thread. `stall_s` is the time
+                that this call took, `seconds` the time until the folder was complete.
+
+        Raises:
+            RunError: the checkpoint before this one could not be written.
+        """
+        began = time.perf_counter()
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()  # until then it reads from the host memory
+        shards = _shards(self._learner)
+        shards = replace(shards, parts=self._copy.take(shards.parts))
+        stall = round(time.perf_counter() - began, 4)
+
+        def work(apart: World) -> Record:
+            record = _write(shards, self._learner.policy.lm, self._tokenizer, folder, apart)
+            record |= {"seconds": round(time.perf_counter() - began, 4), "stall_s": stall}
+            done(record)
+            return record
+
+        self._saving = self._writer.start(self._learner.world, work)
+
+
+def _shards(learner: Learner) -> Shards:
+    return Shards.of(served_state(learner), learner.world.dtype)
+
+
+def _write(shards: Shards, lm: Any, tokenizer: Any, folder: Path, world: World) -> Record:
+    """Write a folder under a temporary name, and give it its own when it is complete. Collective."""
+    temporary = folder.with_name(folder.name + ".tmp")
+
+    def begin() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+
+    def finish() -> None:
+        save_description(lm, world.dtype, tokenizer, temporary)
+        sync_tree(temporary)
+        replace_tree(temporary, folder)
+
+    _agree(caught(begin) if world.is_main else None, folder, temporary, world)
+    _agree(caught(lambda: write_shards(shards, temporary, world)), folder, temporary, world)
+    _agree(caught(finish) if world.is_main else None, folder, temporary, world)
+    return {"path": str(folder), "bytes": tree_bytes(folder) if world.is_main else 0}
+
+
+def _agree(problem: Exception | None, folder: Path, temporary: Path, world: World) -> None:
+    """Raise what went wrong on any rank on all of them, so that none waits for another. Collective."""
+    told = next((text for text in world.gather(_explain(problem, folder)) if text), "")
+    if not told:
+        return
     if world.is_main:
-        temporary = folder.with_name(folder.name + ".tmp")
-        lm = learner.policy.lm
-        # After gathering, tied weights are copies: one of them is enough.
-        tied = tied_names(lm)
-        weights = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
-        weights = {name: tensor.to(world.dtype) for name, tensor in weights.items() if name not in tied}
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            lm.save_pretrained(temporary, state_dict=weights)
-            _name_dtype(temporary / "config.json", world.dtype)
-            tokenizer.save_pretrained(temporary)
-            sync_tree(temporary)
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.rename(folder)
-        except Exception as error:
-            if (system := disk_error(error)) is None:
-                raise
-            shutil.rmtree(temporary, ignore_errors=True)
-            reason, remedy = system.strerror or str(system), "Make the folder writable"
-            if is_full(system):
-                reason, remedy = "no space left on the disk", "Free some space"
-            problem = (
-                f"cannot write the checkpoint {folder}: {reason}. {remedy}, then start the same command again to go on "
-                f"from the last recover checkpoint. {disk_of(folder)}"
-            )
-    if problem := next((p for p in world.gather(problem) if p), ""):
-        raise RunError(problem)
-    return {
-        "path": str(folder),
-        "bytes": tree_bytes(folder) if world.is_main else 0,
-        "seconds": round(time.perf_counter() - began, 4),
-    }
+        shutil.rmtree(temporary, ignore_errors=True)
+    raise RunError(told) from problem
 
 
-def _name_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Make config.json name the dtype of the weights beside it, where the trainer's own dtype differs."""
-    facts = json.loads(config.read_text(encoding="utf-8"))
-    name = str(dtype).removeprefix("torch.")
-    if any(facts.get(key, name) != name for key in ("dtype", "torch_dtype")):
-        facts |= {key: name for key in ("dtype", "torch_dtype") if key in facts}
-        config.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def _explain(problem: Exception | None, folder: Path) -> str:
+    if problem is None:
+        return ""
+    if (system := disk_error(problem)) is None:
+        return f"cannot write the checkpoint {folder}: {type(problem).__name__}: {problem}"
+    reason, remedy = system.strerror or str(system), "Make the folder writable"
+    if is_full(system):
+        reason, remedy = "no space left on the disk", "Free some space"
+    return (
+        f"cannot write the checkpoint {folder}: {reason}. {remedy}, then start the same command again to go on "
+        f"from the last recover checkpoint. {disk_of(folder)}"
+    )
 
 
 def parameter_digest(learner: Learner) -> str:

@@ -8,8 +8,9 @@ A slot is written under a temporary name, synced and renamed; only then LATEST c
 whatever is killed, and when. Where a slot's files do not match its manifest, the other slot is used. Slots are numbered
 in the order in which they were written (`serial`), so that the newer one is known even without LATEST.
 
-In the background (`checkpoint.async_recover`) the training waits only for the copy to host memory. The ranks then
-write in a process group of their own, because the training's collectives go on at the same time.
+Every rank hashes and syncs the files that it wrote; rank 0 gathers the hashes into the manifest.
+
+In the background (`checkpoint.async_recover`) the training waits only for the copy to host memory.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -33,11 +34,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.utils._pytree import tree_leaves
 
-from trainer.checkpoint.background import BackgroundWriter, HostCopy
+from trainer.checkpoint.background import BackgroundWriter, HostCopy, Record
 from trainer.checkpoint.slots import LATEST, MANIFEST, SLOTS, STATE, RunState, Slot, Slots, serial_of
 from trainer.disk import disk_of
 from trainer.errors import RunError
-from trainer.files import disk_error, is_full, sha256, sync, sync_tree, tree_bytes, write_atomic
+from trainer.files import disk_error, is_full, remove_tree, replace_tree, sha256, sync, tree_bytes, write_atomic
 from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
 
@@ -48,27 +49,33 @@ WRITER_BYTES = 1 << 30
 KINDS = 2
 """Groups of parameters in a checkpoint: matrices, and biases and norms."""
 
+Manifest = dict[str, dict[str, Any]]
+"""Name -> bytes and sha256 of files in a slot."""
+
 __all__ = ["RecoverStore", "RunState", "Slot"]
 
 
 class RecoverStore(Slots):
-    """The two slots of one run. `folder` is made when the first checkpoint is written."""
+    """The two slots of one run. `folder` is made when the first checkpoint is written.
 
-    def __init__(self, folder: Path) -> None:
+    writer: writes those that are saved in the background.
+    """
+
+    def __init__(self, folder: Path, writer: BackgroundWriter | None = None) -> None:
         super().__init__(folder)
         self._kept = ""  # the slot that holds the present run's last checkpoint
         self._kept_step = 0
         self._copy = HostCopy()
-        self._background = BackgroundWriter()
-        self._apart: World | None = None
+        self._writer = writer or BackgroundWriter()
+        self._saving: Future[Record] | None = None
 
-    def save(self, learner: Learner, state: RunState, fingerprint: dict[str, Any], world: World) -> dict[str, Any]:
+    def save(self, learner: Learner, state: RunState, fingerprint: dict[str, Any], world: World) -> Record:
         """Write the older slot and make it the latest. Collective: every rank calls it. Returns a metrics record.
 
         Raises:
             RunError: the disk is full or the folder cannot be written; the other slot is untouched.
         """
-        self._background.wait()
+        self._writer.wait()
         began = time.perf_counter()
         record = self._write(_tensors(learner), state, fingerprint, world)
         seconds = round(time.perf_counter() - began, 4)
@@ -83,47 +90,38 @@ class RecoverStore(Slots):
             self._copy.reserve(_tensors(learner))
 
     def save_in_background(
-        self, learner: Learner, state: RunState, fingerprint: dict[str, Any], world: World
-    ) -> dict[str, Any] | None:
+        self,
+        learner: Learner,
+        state: RunState,
+        fingerprint: dict[str, Any],
+        world: World,
+        done: Callable[[Record], None],
+    ) -> None:
         """As `save`, but returns when the tensors are copied to host memory. Collective.
 
-        Returns:
-            The record of the checkpoint before, where it was still being written. This one's comes from `poll` or
-            `wait`: `stall_s` is the time that this call took, `seconds` the time until the checkpoint was whole.
+        Args:
+            done: is given the metrics record when the checkpoint is whole, in the writer's thread. `stall_s` is the
+                time that this call took, `seconds` the time until the checkpoint was whole.
 
         Raises:
-            RunError: the checkpoint before this one could not be written.
+            RunError: the checkpoint before this one, or what the writer had to write before that, could not be written.
         """
         began = time.perf_counter()
-        before = self._background.wait()
-        if self._apart is None:
-            self._apart = world.apart()
-        apart = self._apart
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()  # until then it reads from the host memory
         tensors = self._copy.take(_tensors(learner))
         stall = round(time.perf_counter() - began, 4)
 
-        def work() -> dict[str, Any]:
+        def work(apart: World) -> Record:
             record = self._write(tensors, state, fingerprint, apart)
-            return record | {"seconds": round(time.perf_counter() - began, 4), "stall_s": stall}
+            record |= {"seconds": round(time.perf_counter() - began, 4), "stall_s": stall}
+            done(record)
+            return record
 
-        self._background.start(work)
-        return before
+        self._saving = self._writer.start(world, work)
 
-    def poll(self) -> dict[str, Any] | None:
-        """Record of a background checkpoint that became whole since the last call; does not wait."""
-        return self._background.poll()
-
-    def wait(self) -> dict[str, Any] | None:
-        """As `poll`, but waits for its end. Raises RunError where it could not be written."""
-        return self._background.wait()
-
-    def wait_for_saves(self) -> None:
-        """Wait until nothing is being written; raises nothing."""
-        self._background.finish()
-
-    def _write(
-        self, tensors: dict[str, Any], state: RunState, fingerprint: dict[str, Any], world: World
-    ) -> dict[str, Any]:
+    def _write(self, tensors: dict[str, Any], state: RunState, fingerprint: dict[str, Any], world: World) -> Record:
         """Write the older slot and make it the latest. Collective among the ranks of `world`."""
         name, serial = world.gather(self._turn() if world.is_main else ("", 0))[0]
         temporary, final = self.folder / f"{name}.tmp", self.folder / name
@@ -132,18 +130,22 @@ class RecoverStore(Slots):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir()
+        own: Manifest = {}
         with self._reporting(temporary, world):
             with _one_process_is_fine():
-                # Not synced file by file: that is done once, when the manifest is there, too.
+                # Not synced file by file: that is done beside the hashing.
                 writer = FileSystemWriter(temporary, sync_files=False, thread_count=_writers(tensors))
                 dcp_save(tensors, storage_writer=writer, process_group=world.messages, no_dist=world.size == 1)
+            own = _settled(temporary, temporary.glob(f"__{world.rank}_*"))  # DCP's names of this rank's files
+        manifests = world.collect(own)
+        with self._reporting(temporary, world):
             if world.is_main:
                 record = {"serial": serial, "state": asdict(state), "fingerprint": fingerprint}
-                _finish(temporary, final, record)
+                _finish(temporary, final, record, manifests)
                 write_atomic(self.folder / LATEST, name + "\n")
                 if not self._kept:
                     # A fresh start leaves an earlier run's checkpoint until here; from now on it would only mislead.
-                    _remove(self.folder / SLOTS[name == SLOTS[0]])
+                    remove_tree(self.folder / SLOTS[name == SLOTS[0]])
         self._kept, self._kept_step = name, state.global_step
         return {
             "global_step": state.global_step,
@@ -269,30 +271,26 @@ def _groups_apart(learner: Learner, joined: list[dict[str, Any]]) -> list[dict[s
     return [{**joined[kind], "params": own} for kind, own in zip(_kinds(learner), names, strict=True)]
 
 
-def _finish(temporary: Path, final: Path, record: dict[str, Any]) -> None:
-    """Add state and manifest, make everything durable, and give the slot its name."""
-    (temporary / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
-    files = sorted(p for p in temporary.rglob("*") if p.is_file())
+def _settled(folder: Path, files: Iterable[Path]) -> Manifest:
+    """Make files below `folder` durable, and describe them."""
+
+    def settled(path: Path) -> tuple[str, dict[str, Any]]:
+        digest = sha256(path)
+        sync(path)
+        return str(path.relative_to(folder)), {"bytes": path.stat().st_size, "sha256": digest}
+
     with ThreadPoolExecutor(MOST_WRITERS) as pool:  # hashing leaves the interpreter to others
-        digests = list(pool.map(sha256, files))
-    manifest = {
-        str(path.relative_to(temporary)): {"bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(files, digests, strict=True)
-    }
-    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    sync_tree(temporary)
-    _remove(final)
-    temporary.rename(final)
-    sync(final.parent)
+        return dict(pool.map(settled, files))
 
 
-def _remove(slot: Path) -> None:
-    """Remove a slot in one rename, so that a kill leaves it whole or gone, never damaged."""
-    old = slot.with_name(slot.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if slot.exists():
-        slot.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+def _finish(temporary: Path, final: Path, record: dict[str, Any], manifests: list[Manifest]) -> None:
+    """Add state and manifest, which holds those of all ranks, make both durable, and give the slot its name."""
+    (temporary / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    manifest = {name: facts for its in manifests for name, facts in its.items()}
+    files = (path for path in temporary.rglob("*") if path.is_file())
+    manifest |= _settled(temporary, [path for path in files if str(path.relative_to(temporary)) not in manifest])
+    write_atomic(temporary / MANIFEST, json.dumps(dict(sorted(manifest.items())), indent=1))
+    replace_tree(temporary, final)
 
 
 @contextmanager

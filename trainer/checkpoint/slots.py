@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 SLOTS = ("slot-a", "slot-b")
 STATE, MANIFEST, LATEST = "state.json", "MANIFEST.json", "LATEST"
 _BLOCK = 1 << 20
+_READERS = 8
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,9 @@ def damage(path: Path) -> str:
         return f"its {MANIFEST} cannot be read ({error})"
     if missing := {STATE, ".metadata"} - expected.keys():
         return f"its {MANIFEST} does not list {min(missing)}"
-    problems = (_file_damage(path / name, name, *facts) for name, facts in expected.items())
-    return next(filter(None, problems), "")
+    with ThreadPoolExecutor(_READERS) as pool:  # hashing leaves the interpreter to others
+        problems = pool.map(lambda name: _file_damage(path / name, name, *expected[name]), expected)
+        return next(filter(None, problems), "")
 
 
 def serial_of(path: Path) -> int:

@@ -112,7 +112,7 @@ class SftRun(SteppedRun):
         except StepAbandonedError:
             self._interrupt()
         finally:
-            self.store.wait_for_saves()
+            self.writer.finish()
 
     def _publish(self, version: int) -> None:
         """Nobody samples from these weights."""

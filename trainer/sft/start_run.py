@@ -31,7 +31,7 @@ class StartRun(SftRun):
         paths = RunPaths.of(attempt.config).supervised
         own = StartMonitor(attempt.monitor, attempt.config, paths.logs if attempt.world.is_main else None)
         super().__init__(replace(attempt, monitor=own))
-        self.paths, self.store = paths, RecoverStore(paths.recover)
+        self.paths, self.store = paths, RecoverStore(paths.recover, self.writer)
 
     def run(self) -> None:
         """See SftRun."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainer.errors import UserError
 from trainer.machine import origin
@@ -142,6 +143,17 @@ class World:
         values: list[Any] = [None] * self.size if self.is_main else []
         dist.gather_object(value, values or None, dst=0, group=self.messages)
         return values
+
+    def exchange(self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]) -> None:
+        """Send tensors to ranks, and receive into others from ranks; all in host memory and contiguous.
+
+        Every rank calls it, though it may have nothing to send; between two ranks goes at most one tensor each way.
+        """
+        works = [dist.irecv(tensor, source, group=self.messages) for source, tensor in received]
+        works += [dist.isend(tensor, rank, group=self.messages) for rank, tensor in sent]
+        for work in works:
+            assert work is not None  # None only on a rank outside of the group
+            work.wait()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -299,6 +311,14 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
 def local_part(tensor: Tensor) -> Tensor:
     """What this rank has of a sharded tensor; an ordinary one as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def own_region(tensor: Tensor) -> tuple[slice, ...]:
+    """The part of the whole tensor that this rank has: a slice of every dimension, with both ends given."""
+    shape, offset = tuple(tensor.shape), (0,) * tensor.ndim
+    if isinstance(tensor, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + count) for start, count in zip(offset, shape, strict=True))
 
 
 def with_local_part(tensor: Tensor, local: Tensor) -> Tensor:

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from trainer.config import RunConfig
 from trainer.config_parts import ModelConfig
-from trainer.train.distributed import World
+from trainer.train.distributed import World, own_region
 from trainer.train.gpu_footprint import require_room
 from trainer.train.logprobs import PolicyModel
 from trainer.train.model import check_weights, copy_in, empty_lm, load_lm, readable
@@ -131,12 +130,9 @@ def fill(lm: Any, weights: Weights, device: torch.device) -> None:
 
 def _made(empty: Tensor, weights: Weights, name: str, device: torch.device) -> Tensor:
     """A tensor as the empty one, with this rank's values."""
-    shape, offset = tuple(empty.shape), (0,) * empty.ndim
-    if isinstance(empty, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(empty.shape, empty.device_mesh, empty.placements)
-    own = torch.empty(shape, dtype=empty.dtype, device=device)
+    region = own_region(empty)
+    own = torch.empty([part.stop - part.start for part in region], dtype=empty.dtype, device=device)
     if own.numel():
-        region = [slice(start, start + count) for start, count in zip(offset, shape, strict=True)]
         own.copy_(weights.read(name, region).to(device))
     made: Tensor = own
     if isinstance(empty, DTensor):

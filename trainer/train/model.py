@@ -160,6 +160,17 @@ def load_tokenizer(folder: Path) -> Any:
         raise UserError(f"model.path={folder} has no tokenizer that can be loaded: {error}") from error
 
 
+def save_description(lm: Any, dtype: torch.dtype, tokenizer: Any, folder: Path) -> None:
+    """Write what a checkpoint folder has beside weights of this dtype: configurations and tokenizer."""
+    config = copy.deepcopy(lm.config)
+    config.dtype = dtype
+    config.architectures = [type(lm).__name__]
+    config.save_pretrained(folder)
+    if lm.can_generate():
+        lm.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def stop_token_ids(lm: Any, tokenizer: Any) -> set[int]:
     """Token ids that end a response: the tokenizer's and the generation config's end tokens."""
     ids: set[int] = set()

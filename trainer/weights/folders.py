@@ -6,7 +6,6 @@ folder is written before generation is interrupted, and complete before any serv
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -23,8 +22,9 @@ from safetensors.torch import save_file
 
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError
-from trainer.files import disk_error, is_full, sync, sync_tree, write_atomic
+from trainer.files import disk_error, is_full, replace_tree, sync_tree, write_atomic
 from trainer.train.learner import Learner
+from trainer.train.model import save_description
 from trainer.weights.publisher import Outlet, PublishStats, agree, may_come_back, measured, same_host, wait_together
 from trainer.weights.source import WeightSource
 
@@ -130,20 +130,12 @@ class FolderPublisher:
             shutil.rmtree(self.root, ignore_errors=True)
 
     def _finish(self, temporary: Path, folder: Path, files: dict[str, str]) -> None:
-        config = copy.deepcopy(self._lm.config)
-        config.dtype = self.source.dtype
-        config.architectures = [type(self._lm).__name__]
-        config.save_pretrained(temporary)
-        if getattr(self._lm, "generation_config", None) is not None:
-            self._lm.generation_config.save_pretrained(temporary)
-        self._tokenizer.save_pretrained(temporary)
+        save_description(self._lm, self.source.dtype, self._tokenizer, temporary)
         if len(set(files.values())) > 1:
             index = {"metadata": {"total_size": self.source.nbytes}, "weight_map": files}
             write_atomic(temporary / "model.safetensors.index.json", json.dumps(index))
         sync_tree(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-        sync(folder.parent)
+        replace_tree(temporary, folder)
 
 
 def offer(folders: FolderPublisher, outlet: Outlet | None, version: int) -> None:
