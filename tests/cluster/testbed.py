@@ -5,7 +5,8 @@
         ssh -i {testbed.key} root@{node.address}   # as clusterkit does it
 
 A node is a container of an engine that the testbed starts and ends itself. It has no Docker yet, no systemd, and the
-accounts root (key only), admin (sudo asks for `PASSWORD`), deploy (sudo asks nothing) and guest (no sudo).
+accounts root (key only), admin (sudo asks for `PASSWORD`), deploy (sudo asks nothing) and guest (no sudo). It runs Debian
+12, or what CLUSTERKIT_TESTBED_SYSTEM names (testbed_systems.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from testbed_engine import LABEL, Engine, TestbedError, cache_folder, command, find, install_missing
 from testbed_images import PASSWORD, Site, base_archive, base_image, node_image, systemd_image
+from testbed_systems import DEBIAN, System, chosen
 
 __all__ = ["PASSWORD", "Node", "Testbed", "TestbedError"]
 
@@ -103,6 +105,7 @@ class Node:
         new_host_key: bool = False,
         systemd: bool = False,
         fuse: bool = False,
+        system: System | None = None,
     ) -> None:
         """Make it a bare host again: nothing installed, nothing on its disks (the shared storage is left alone).
 
@@ -111,6 +114,7 @@ class Node:
         new_host_key: as after a new installation; without it the node keeps its key.
         systemd: its PID 1 is systemd, which starts sshd and, once installed, Docker; else there is no service manager.
         fuse: it may mount file systems of user space; named with storage="none".
+        system: what it runs, where that is not what the testbed's nodes run.
         """
         engine = self.testbed.engine
         self.remove()
@@ -135,7 +139,7 @@ class Node:
             words += ["-v", f"{own}:/storage"]
         elif storage != "none":
             words += ["-v", f"{self.testbed.storage}:/storage" + (":ro" if storage == "read-only" else "")]
-        engine.docker(*words, self.testbed.systemd_image() if systemd else self.testbed.image)
+        engine.docker(*words, self.testbed.node_image(system or self.testbed.system, systemd=systemd))
         engine.docker("cp", "-", f"{self.container}:/", stdin=self._identity())
         engine.docker("start", self.container)
         self._await_sshd()
@@ -182,13 +186,12 @@ class Testbed:
     __test__ = False
 
     def __init__(self, engine: Engine, cache: Path) -> None:
-        self.engine, self.cache, self.site = engine, cache, Site.here()
+        self.engine, self.cache, self.site, self.system = engine, cache, Site.here(), chosen()
         self.folder = cache / "run"
         self.storage = self.folder / "storage"
         self.key = self.folder / "id_ed25519"
-        self.base_archive = base_archive(cache, self.site)
+        self.base_archive = base_archive(cache, self.site, DEBIAN)
         """A tar of a minimal Debian, for `docker import`: the base of images where no registry is at hand."""
-        self.image = ""
         self.network = "testbed"
         self.nodes: list[Node] = []
 
@@ -229,9 +232,11 @@ class Testbed:
             for outcome in [pool.submit(what, node) for node in chosen]:
                 outcome.result()
 
-    def systemd_image(self) -> str:
-        """The image of nodes whose PID 1 is systemd; built where it is first asked for."""
-        return systemd_image(self.engine, self.image, self.site)
+    def node_image(self, system: System, *, systemd: bool) -> str:
+        """The image of bare nodes, with systemd as their PID 1 or without; built where it is first asked for."""
+        base = base_image(self.engine, base_archive(self.cache, self.site, system))
+        image = node_image(self.engine, base, self.site, system)
+        return systemd_image(self.engine, image, self.site) if systemd else image
 
     def known_hosts(self) -> str:
         """Lines of a known_hosts file that has every node."""
@@ -241,7 +246,7 @@ class Testbed:
         self.storage.mkdir(parents=True)
         self.storage.chmod(0o777)
         _new_key(self.key)
-        self.image = node_image(self.engine, base_image(self.engine, self.base_archive), self.site)
+        self.node_image(self.system, systemd=False)
         subnet = _free_subnet()
         words = ["network", "create", "--label", f"{LABEL}=1", "--subnet", str(subnet)]
         self.engine.docker(*words, "--gateway", str(subnet[1]), self.network)
