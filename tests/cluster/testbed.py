@@ -5,8 +5,8 @@
         ssh -i {testbed.key} root@{node.address}   # as clusterkit does it
 
 A node is a container of an engine that the testbed starts and ends itself. It has no Docker yet, no systemd, and the
-accounts root (key only), admin (sudo asks for `PASSWORD`), deploy (sudo asks nothing) and guest (no sudo). It runs Debian
-12, or what CLUSTERKIT_TESTBED_SYSTEM names (testbed_systems.py).
+accounts root (key only), admin (sudo asks for `PASSWORD`), deploy (sudo asks nothing) and guest (no sudo). It runs
+Debian 12, or what CLUSTERKIT_TESTBED_SYSTEM names (testbed_systems.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = ["PASSWORD", "Node", "Testbed", "TestbedError"]
 
 # What an inner Docker Engine needs. Not --privileged: a machine without CAP_SYS_RESOURCE cannot grant it.
 CAPABILITIES = "SYS_ADMIN NET_ADMIN NET_RAW SYS_PTRACE SYS_CHROOT MKNOD IPC_LOCK DAC_READ_SEARCH SYS_NICE SYSLOG"
+DISKS = ("/var/lib/docker", "/var/lib/containerd")  # where Docker keeps images; since 29 in the second
 HOMES = {"root": 0, "home/admin": 1000, "home/deploy": 1001, "home/guest": 1002}  # and the user ID of their owner
 
 
@@ -110,7 +111,7 @@ class Node:
         """Make it a bare host again: nothing installed, nothing on its disks (the shared storage is left alone).
 
         storage: what /storage is: "shared", "own" (a folder that only this node has), "read-only", or "none".
-        docker_disk: size of the disk under /var/lib/docker ("300m"), to see it run full; empty: the machine's.
+        docker_disk: size of the disks under DISKS ("300m"), to see them run full; empty: the machine's.
         new_host_key: as after a new installation; without it the node keeps its key.
         systemd: its PID 1 is systemd, which starts sshd and, once installed, Docker; else there is no service manager.
         fuse: it may mount file systems of user space; named with storage="none".
@@ -128,11 +129,10 @@ class Node:
         words += ["--cgroupns", "host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:rw", "--tmpfs", "/run:mode=755,exec"]
         words += [word for name in CAPABILITIES.split() for word in ("--cap-add", name)]
         if docker_disk:
-            words += ["--tmpfs", f"/var/lib/docker:size={docker_disk},exec"]
+            words += [word for disk in DISKS for word in ("--tmpfs", f"{disk}:size={docker_disk},exec")]
         else:
-            # The engine inside gets overlay2 on a volume; on the container's own layer it would fall back to copies.
-            engine.docker("volume", "create", "--label", f"{LABEL}=1", self.container)
-            words += ["-v", f"{self.container}:/var/lib/docker"]
+            # On the container's own layer, an overlay, the engine inside could not stack its own.
+            words += [word for disk in DISKS for word in ("-v", disk)]
         if storage == "own":
             own = self.testbed.folder / f"storage-{self.name}"
             own.mkdir(exist_ok=True)
@@ -146,9 +146,7 @@ class Node:
 
     def remove(self) -> None:
         """Take the node and its disks away."""
-        engine = self.testbed.engine
-        engine.docker("rm", "-f", "-v", self.container, timeout=300, check=False)
-        engine.docker("volume", "rm", "-f", self.container, timeout=600)
+        self.testbed.engine.docker("rm", "-f", "-v", self.container, timeout=600, check=False)
 
     @property
     def _host_key_file(self) -> Path:
