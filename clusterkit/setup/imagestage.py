@@ -76,6 +76,7 @@ class ImageStage(Stage):
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
         """Return what would be done where the image is missing."""
         self.reference = reference = self._wanted(setup.head_runner)
+        self.image_id = setup.head_runner.facts.docker.images.get(reference, "")
         present = reference in runner.facts.docker.images
         if present and not self.request.refresh:
             return []
