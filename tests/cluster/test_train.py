@@ -41,6 +41,7 @@ def test_image_with_torch_is_built_and_the_preset_trains_on_it(operator: Operato
     first = operator.setup(*preset(operator), hosts=pair, timeout=1200)
     assert train_state(first, head) == "changed"
     assert first.row(worker)["steps"]["train"] == "skipped"
+    assert first.row(head)["steps"]["image"] == "changed", "not what it did for the others"
     assert first.report["ray"]["ready"] is True
     assert len({node["image_id"] for node in first.report["ray"]["nodes"]}) == 1
     training = first.report["training"]
