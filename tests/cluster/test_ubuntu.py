@@ -25,12 +25,13 @@ def test_debian_and_ubuntu_make_one_cluster(testbed: Testbed, cpu_image: Image, 
     pair[1].reset(system=SYSTEMS["ubuntu-24.04"], systemd=True)
     put_on_storage(testbed, cpu_image)
     operator = Operator(testbed, tmp_path, cpu_image)
-    done = operator.setup(hosts=pair)
+    own_sources = ("--apt-mirror", "none")  # one mirror would not serve both
+    done = operator.setup(*own_sources, hosts=pair)
     assert done.exit_code == 0, done.text[-4000:]
     assert done.report["ray"]["ready"] is True
     engines = [node.exec("docker version --format '{{.Server.Version}}'").stdout for node in pair]
     assert engines[0] != engines[1]
-    again = operator.setup("--dry-run", hosts=pair)
+    again = operator.setup(*own_sources, "--dry-run", hosts=pair)
     assert (again.exit_code, again.changes) == (0, 0), again.text[-4000:]
-    again = operator.setup(hosts=pair)
+    again = operator.setup(*own_sources, hosts=pair)
     assert (again.exit_code, again.changes) == (0, 0), again.text[-4000:]

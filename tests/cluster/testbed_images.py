@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed_engine import LABEL, Engine, command, find
-from testbed_systems import System
+from testbed_systems import DEBIAN, System, chosen
 
 # What `setup` installs on a bare host, already downloaded: installing stays real, and takes seconds.
 DOWNLOADED = "docker.io git git-lfs iptables curl ca-certificates gnupg jq pciutils rsync zstd xz-utils"
@@ -71,7 +71,7 @@ class Site:
             "--ca-bundle": str(self.ca_bundle or ""),
             "--pip-index-url": self.pip_index_url,
             "--pip-find-links": self.pip_find_links,
-            "--apt-mirror": self.apt_mirror,
+            "--apt-mirror": self.apt_mirror if chosen() == DEBIAN else "",
         }
         return [word for option, value in pairs.items() if value for word in (option, value)]
 
