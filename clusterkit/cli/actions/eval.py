@@ -66,7 +66,7 @@ def evaluate(
                     output.result_json(submitted.as_dict())
                 output.note(_how_to_go_on(submitted.place, arguments.output_path))
                 return
-            output.note("it goes on without this command: Ctrl-C ends the following alone")
+            output.note("it goes on without this command; Ctrl-C only stops following it")
         try:
             finished = evaluator.follow(arguments, submitted, ScoredPrinter(as_json))
         except KeyboardInterrupt:

@@ -59,7 +59,7 @@ def train(typed: TrainOptions) -> None:
             sentence = f"{submitted.sentence} {backend.where}".rstrip()
         output.note(f"{sentence}. Folder: {submitted.run.logs}")
         if submitted.submission_id and not typed.detach:
-            output.note("it goes on without this command: Ctrl-C ends the following alone")
+            output.note("it goes on without this command; Ctrl-C only stops following it")
         for warning in warnings:
             output.note(f"warning: {warning}")
         _follow(backend, submitted, detach=typed.detach, as_json=typed.as_json, shown=typed.shown)

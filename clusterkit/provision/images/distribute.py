@@ -37,7 +37,7 @@ class Method(StrEnum):
 WAYS = {
     Method.PULL: "from its registry",
     Method.STORAGE: "over the shared storage",
-    Method.FANOUT: "from host to host, through this machine",
+    Method.FANOUT: "from host to host",
 }
 
 
@@ -206,7 +206,7 @@ class Distribution:
         few = self.hosts <= PULL_UP_TO
         # To go through this machine is slowest, hence last.
         methods = [*published, *storage, Method.FANOUT] if few else [*storage, *published, Method.FANOUT]
-        ways = ", where that fails ".join(WAYS[method] for method in methods[:2])
+        ways = ", else ".join(WAYS[method] for method in methods[:2])
         self._note(f"{self.reference} goes to the other hosts {ways}")
         return methods
 
