@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from evaluation.metrics import row_interval
@@ -13,6 +14,12 @@ COLUMNS = (
     "dataset", "num_questions", "greedy_length", "sample_length", "greedy_acc", "sample_pass@1", "pass@8", "pass@16",
 )  # fmt: skip
 """AReaL v0.2's columns (tutorial, "Evaluation Results")."""
+COUNTS = ("no_answer", "cut_off", "grading_gave_up", "missing")
+PIPED = (
+    *COLUMNS, "maj@n", "greedy_acc_low", "greedy_acc_high", "sample_pass@1_low", "sample_pass@1_high", *COUNTS,
+    "memory_tokens", "checkpoint",
+)  # fmt: skip
+"""Columns for a pipe: always these, so that `cut` finds them."""
 ABSENT = "-"
 
 
@@ -30,6 +37,21 @@ def areal_table(rows: Sequence[dict[str, Any]]) -> str:
     return boxed(COLUMNS, [areal_cells(row) for row in rows])
 
 
+def piped_rows(results: dict[str, Any]) -> list[str]:
+    """A line for each row of the results: the cells of `PIPED` between tabs, accuracies times 100."""
+    lines = []
+    for row in results["rows"]:
+        bounds = [
+            bound for name in ("greedy_acc", "sample_pass@1") for bound in row_interval(row, name) or (None, None)
+        ]
+        hundredths = [ABSENT if value is None else f"{100 * value:.1f}" for value in (row.get("maj"), *bounds)]
+        counts = [str(row[name]) for name in COUNTS]
+        memory = ABSENT if row.get("memory_tokens") is None else f"{row['memory_tokens']:.0f}"
+        checkpoint = Path(results["model_path"]).name
+        lines.append("\t".join([*areal_cells(row), *hundredths, *counts, memory, checkpoint]))
+    return lines
+
+
 def detail_table(rows: Sequence[dict[str, Any]]) -> str:
     """What AReaL's table lacks: intervals, majority, and counts of problems."""
     header = ("dataset", "greedy_acc 95 %", "sample_pass@1 95 %", "maj@n", "no answer", "cut off", "gave up", "missing")
@@ -37,7 +59,7 @@ def detail_table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         majority = ABSENT if row.get("maj") is None else f"{100 * row['maj']:.1f} (n={row['samples']})"
         spans = [_span(row_interval(row, name)) for name in ("greedy_acc", "sample_pass@1")]
-        counts = [str(row[name]) for name in ("no_answer", "cut_off", "grading_gave_up", "missing")]
+        counts = [str(row[name]) for name in COUNTS]
         body.append([str(row["dataset"]), *spans, majority, *counts])
     return boxed(header, body)
 

@@ -241,8 +241,8 @@ class Backend(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def options(self, run: RunDirectory) -> str:
-        """Options that name a run of this place, such as `--cluster lab --experiment E --trial T`."""
+    def words(self, run: RunDirectory) -> str:
+        """Words that name a run of this place in a command, itself first: `tiny-recall/run1 --cluster lab`."""
 
     def request(self, preset: str | None, task: str | None, settings: Sequence[str]) -> RunRequest:
         """Resolve what was typed for this place.

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import Self
 
 from clusterkit.backends.base import Log, LogName, Observation, Place, RunSelector, Say, StoppedRun
-from clusterkit.backends.options_here import options_here
 from clusterkit.backends.records import Runs
 from clusterkit.backends.stop import require_one
 from clusterkit.backends.table import mode_of, open_backend
+from clusterkit.backends.words_here import words_here
 from clusterkit.runs.diagnose.model import BAD
 from clusterkit.runs.diagnose.view import findings_of
 from clusterkit.runs.directory import RunDirectory, folder_of_runs, runs
@@ -38,9 +38,9 @@ class FolderBackend:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
-    def options(self, run: RunDirectory) -> str:
-        """See `Backend.options`."""
-        return options_here(run)
+    def words(self, run: RunDirectory) -> str:
+        """See `Backend.words`."""
+        return words_here(run)
 
     def end(self, run: RunDirectory, *, deadline: float, force: bool) -> StoppedRun:
         """End a living run that was started with this backend; see `Backend.stop`."""
@@ -73,7 +73,7 @@ class FolderBackend:
         run = self._watched.setdefault(selector, self._watched.get(selector) or self._find(selector))
         seen = observe(run, time.time())
         facts = {**seen.as_dict(), "diagnosis": findings_of(seen)}
-        lines = status_lines(seen, self.options(run), recorded_command(seen.history, run))
+        lines = status_lines(seen, self.words(run), recorded_command(seen.history, run))
         return Observation(facts, lines, int(seen.state in BAD), not seen.alive)
 
     def runs(self, fileroot: str | None = None) -> Runs:

@@ -49,7 +49,7 @@ def end_run(run: LiveRun, *, deadline: float, force: bool, say: Say) -> StoppedR
 def require_one(names: Sequence[str]) -> None:
     """Refuse to guess which of several living runs is meant. Raises UserError where there are several."""
     if len(names) > 1:
-        raise UserError(f"several runs are alive: {', '.join(names)}. Name one with --experiment and --trial")
+        raise UserError(f"several runs are alive: {', '.join(names)}. Name one: clusterkit stop {names[0]}")
 
 
 def _ends(run: LiveRun, seconds: float) -> bool:

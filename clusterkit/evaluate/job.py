@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ KIND = "clusterkit-eval"
 STOP_SECONDS = 120
 """So long an evaluation that is stopped may take to end its servers, until Ray kills it."""
 POLL_SECONDS = 1.0
+STARTS_WITHIN = 10.0
+"""Seconds that Ray needs to start a job that it has room for."""
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
@@ -133,12 +136,12 @@ async def follow_output(
 
     Returns the ended job.
     """
-    read, waiting = 0, False
+    read, began, told = 0, time.monotonic(), False
 
     async def look(head: Head, job: RayJob) -> None:
-        nonlocal read, waiting
-        if job.status == "PENDING" and not waiting:
-            waiting = True
+        nonlocal read, told
+        if job.status == "PENDING" and not told and time.monotonic() - began > STARTS_WITHIN:
+            told = True
             say("the job waits for its turn; one that waits for GPUs needs as many free ones on one host: see --gpus")
         while data := await read_from(head.session, Path(submitted.log), read):
             read += len(data)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -53,6 +54,16 @@ class RunDirectory:
     user: str
     experiment: str
     trial: str
+
+    @property
+    def name(self) -> str:
+        """EXPERIMENT/TRIAL."""
+        return f"{self.experiment}/{self.trial}"
+
+    @property
+    def word(self) -> str:
+        """Its name as one word of a command that is printed."""
+        return shlex.quote(self.name)
 
     @property
     def logs(self) -> Path:

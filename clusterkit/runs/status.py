@@ -148,7 +148,7 @@ def _judge(run: RunDirectory, history: History, holder: str | None, now: float) 
 def _notes(run: RunDirectory, history: History) -> str:
     """Return what is unusual about the processes of a run on this machine."""
     if command := killed_launcher(run):
-        named = f"--fileroot {shlex.quote(str(run.fileroot))} --experiment {run.experiment} --trial {run.trial}"
+        named = f"{run.word} --fileroot {shlex.quote(str(run.fileroot))}"
         return (
             f"the clusterkit train that started it ({command}) was killed and the trainer goes on without it; should "
             f"it die, nothing starts it again. To follow it: clusterkit status --watch {named}. To end it with a "

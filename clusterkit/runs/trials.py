@@ -105,8 +105,7 @@ def require_free(run: RunDirectory) -> None:
     if holder:
         raise UserError(
             f"{run.experiment}/{run.trial} is being trained now by {holder}. To watch it: clusterkit status --watch "
-            f"--fileroot {shlex.quote(str(run.fileroot))} --experiment {run.experiment} --trial {run.trial}. To train "
-            "beside it: add trial_name=NEW"
+            f"{run.word} --fileroot {shlex.quote(str(run.fileroot))}. To train beside it: add trial_name=NEW"
         )
 
 

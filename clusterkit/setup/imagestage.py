@@ -50,6 +50,7 @@ class ImageStage(Stage):
     reference: str = ""  # of the containers' image, known once the head has it
     image_id: str = ""
     _distribution: Distribution | None = field(default=None, repr=False)
+    _own: dict[str, State] = field(default_factory=dict, repr=False)  # of hosts that pack the image for others
 
     async def run(self, setup: Setup, runner: HostRunner) -> None:
         """Get the image to this host."""
@@ -73,9 +74,15 @@ class ImageStage(Stage):
         self.image_id = outcome.image.image_id
         await setup.head.reach("image")
 
+    async def finish(self, setup: Setup) -> None:
+        """Show of the hosts that packed the image for others what came of their own part."""
+        for host, state in self._own.items():
+            setup.runners[host].show(self.name, state)
+
     def plan(self, setup: Setup, runner: HostRunner) -> list[str]:
         """Return what would be done where the image is missing."""
         self.reference = reference = self._wanted(setup.head_runner)
+        self.image_id = setup.head_runner.facts.docker.images.get(reference, "")
         present = reference in runner.facts.docker.images
         if present and not self.request.refresh:
             return []
@@ -159,8 +166,13 @@ class ImageStage(Stage):
         looked = [runner.facts for runner in setup.runners.values() if runner.facts.hostname]
 
         def progress(host: str, done: int, total: int) -> None:
-            if host in setup.runners:
-                setup.runners[host].show(self.name, State.RUNNING, progress_bar(done, total))
+            runner = setup.runners.get(host)
+            if runner is None:
+                return
+            if (state := runner.report.states[self.name]) in (State.OK, State.CHANGED):
+                self._own[host] = state
+            ended = host in self._own and done == total
+            runner.show(self.name, self._own[host] if ended else State.RUNNING, progress_bar(done, total))
 
         return Distribution(
             self.reference,

@@ -13,7 +13,7 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
-from clusterkit.common.text_plot import columns
+from clusterkit.common.text_plot import columns, duration
 from clusterkit.setup.model import HostReport, Report, State
 
 MARKS = {
@@ -117,8 +117,8 @@ def summary(report: Report, steps: Sequence[str], *, dry: bool) -> str:
     changes = f"{report.num_changes} change{'' if report.num_changes == 1 else 's'}"
     failed = f", {len(report.failed)} of {len(report.hosts)} hosts failed" if report.failed else ""
     lines.append(
-        f"{changes}{' planned, nothing was written' if dry else ''}{failed}; {report.wall_seconds:.1f} s "
-        f"(slowest host's own work {slowest:.1f} s)"
+        f"{changes}{' planned, nothing was written' if dry else ''}{failed}; {duration(report.wall_seconds)} "
+        f"(slowest host's own work {duration(slowest)})"
     )
     return "\n".join(lines)
 

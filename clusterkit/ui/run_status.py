@@ -16,7 +16,7 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
     """Return one line per fact, with a label.
 
     Args:
-        named: options with which a printed command means this run.
+        named: words with which a printed command means this run.
         again: the command that goes on with it; empty where it is not known.
     """
     history, run = status.history, status.run

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from testbed import Node, Testbed
+from testbed_registry import REGISTRY_PORT, install_docker, registry
 from testbed_runtime import load_into
 
 from clusterkit.hosts.model import Host
@@ -27,7 +28,6 @@ from clusterkit.ssh.options import SshOptions
 from clusterkit.ssh.session import SshSession
 
 pytestmark = pytest.mark.long
-REGISTRY_PORT = 5000
 SMALL_BYTES = 20_000_000
 
 
@@ -35,15 +35,8 @@ SMALL_BYTES = 20_000_000
 def docked(testbed: Testbed) -> list[Node]:
     """The nodes with Docker installed and running, for all tests of this file: they take images away, not engines."""
     testbed.reset()
-    registry = f"{testbed.nodes[0].address}:{REGISTRY_PORT}"
-
-    def install(node: Node) -> None:
-        apt = "DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends"
-        node.exec(f"{apt} docker.io zstd", timeout=300)
-        node.exec(f"dockerd --insecure-registry {registry} >/var/log/dockerd.log 2>&1 & echo", timeout=30)
-        node.exec("for n in $(seq 100); do docker version >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1")
-
-    testbed.each(install)
+    registry_address = f"{testbed.nodes[0].address}:{REGISTRY_PORT}"
+    testbed.each(lambda node: install_docker(node, "--insecure-registry", registry_address))
     return testbed.nodes
 
 
@@ -306,23 +299,6 @@ def test_one_digest_everywhere_although_the_tag_moves(testbed: Testbed, hosts: l
 
         with pytest.raises(ImageError, match="cannot be pulled"):
             spread(testbed, hosts[:1], f"{address}/team/nothing:1", "auto")
-
-
-@contextlib.contextmanager
-def registry(node: Node) -> Iterator[None]:
-    """Debian's image registry on a node."""
-    apt = "DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends docker-registry"
-    node.exec(f"apt-get update -q && {apt}", timeout=300)
-    node.exec(
-        "printf 'version: 0.1\\nstorage:\\n  filesystem:\\n    rootdirectory: /var/lib/registry\\n"
-        f"http:\\n  addr: :{REGISTRY_PORT}\\n' >/root/registry.yml\n"
-        "docker-registry serve /root/registry.yml >/var/log/registry.log 2>&1 & echo $! >/root/registry.pid"
-    )
-    node.exec(f"for n in $(seq 100); do curl -fs http://127.0.0.1:{REGISTRY_PORT}/v2/ && exit; sleep 0.1; done; exit 1")
-    try:
-        yield
-    finally:
-        node.exec("kill $(cat /root/registry.pid); rm -rf /var/lib/registry")
 
 
 def test_no_image_anywhere(testbed: Testbed, hosts: list[Node]) -> None:

@@ -41,6 +41,7 @@ def test_image_with_torch_is_built_and_the_preset_trains_on_it(operator: Operato
     first = operator.setup(*preset(operator), hosts=pair, timeout=1200)
     assert train_state(first, head) == "changed"
     assert first.row(worker)["steps"]["train"] == "skipped"
+    assert first.row(head)["steps"]["image"] == "changed", "not what it did for the others"
     assert first.report["ray"]["ready"] is True
     assert len({node["image_id"] for node in first.report["ray"]["nodes"]}) == 1
     training = first.report["training"]
@@ -118,7 +119,7 @@ def test_two_ranks_on_two_hosts_stopped_and_resumed_make_the_run_of_one_machine(
 ) -> None:
     begun = operator(*small("both"), "--cluster", "default", "--detach")
     assert begun.exit_code == 0, begun.text
-    assert "clusterkit stop --cluster default" in begun.stderr
+    assert "clusterkit stop tiny-recall/both --cluster default" in begun.stderr
     seen = await_status(operator, lambda seen: seen["progress"]["global_step"] >= 3)
     assert (seen["state"], seen["exit_code"], seen["job"]["status"]) == ("running", 0, "RUNNING")
     assert seen["trial"] == "both"
@@ -207,7 +208,7 @@ def test_the_commands_as_a_user_types_them(operator: Operator, pair: list[Node],
     assert typed("clusterkit logs", "-n", "0").stdout.startswith(log[:500])
     scored = typed(evaluate, "--num-questions", "4")
     assert "on cluster default (the current one; this machine: --here)" in scored.stderr
-    assert re.search(r"\|\s+recall\s+\|\s+4\s+\|", scored.stdout), scored.stdout
+    assert "\nrecall\t4\t" in scored.stdout, scored.stdout
     assert "--- prompt" in typed("clusterkit eval show", "--question", "1").stdout
     assert "typed" in typed("clusterkit jobs").stdout
     assert "tiny-recall/typed" in typed("clusterkit diagnose").stdout
@@ -282,7 +283,7 @@ def test_commands_that_read_runs_and_what_is_applied(operator: Operator) -> None
     await_status(operator, lambda seen: seen["progress"]["global_step"] >= 3)
     busy = operator("diagnose", *there, "--apply")
     assert busy.exit_code == 1
-    assert "clusterkit stop --cluster default" in busy.stderr
+    assert "clusterkit stop tiny-recall/advised --cluster default" in busy.stderr
     assert operator("stop", "--cluster", "default").exit_code == 0
     folder = run_folder(operator, "advised")
     with (folder / "attempt_1" / "console.log").open("a") as console:
@@ -339,7 +340,7 @@ def test_an_evaluation_is_a_job_whose_results_come_here(operator: Operator, tmp_
     assert followed.exit_code == 0, followed.text
     assert f"it runs already, as job {begun.report['submission_id']}" in followed.stderr
     assert "576/576 answers" in followed.stderr
-    assert "| recall@4 |" in followed.stdout
+    assert "\nrecall@4\t" in followed.stdout
     copies = tmp_path / "scores" / "default"
     (place,) = [path.parent for path in copies.glob("*/results.json")]
     assert (place / "index.html").exists()

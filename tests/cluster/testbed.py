@@ -5,7 +5,8 @@
         ssh -i {testbed.key} root@{node.address}   # as clusterkit does it
 
 A node is a container of an engine that the testbed starts and ends itself. It has no Docker yet, no systemd, and the
-accounts root (key only), admin (sudo asks for `PASSWORD`), deploy (sudo asks nothing) and guest (no sudo).
+accounts root (key only), admin (sudo asks for `PASSWORD`), deploy (sudo asks nothing) and guest (no sudo). It runs
+Debian 12, or what CLUSTERKIT_TESTBED_SYSTEM names (testbed_systems.py).
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from pathlib import Path
 
 from testbed_engine import LABEL, Engine, TestbedError, cache_folder, command, find, install_missing
 from testbed_images import PASSWORD, Site, base_archive, base_image, node_image, systemd_image
+from testbed_systems import DEBIAN, System, chosen
 
 __all__ = ["PASSWORD", "Node", "Testbed", "TestbedError"]
 
 # What an inner Docker Engine needs. Not --privileged: a machine without CAP_SYS_RESOURCE cannot grant it.
 CAPABILITIES = "SYS_ADMIN NET_ADMIN NET_RAW SYS_PTRACE SYS_CHROOT MKNOD IPC_LOCK DAC_READ_SEARCH SYS_NICE SYSLOG"
+DISKS = ("/var/lib/docker", "/var/lib/containerd")  # where Docker keeps images; since 29 in the second
 HOMES = {"root": 0, "home/admin": 1000, "home/deploy": 1001, "home/guest": 1002}  # and the user ID of their owner
 
 
@@ -103,14 +106,16 @@ class Node:
         new_host_key: bool = False,
         systemd: bool = False,
         fuse: bool = False,
+        system: System | None = None,
     ) -> None:
         """Make it a bare host again: nothing installed, nothing on its disks (the shared storage is left alone).
 
         storage: what /storage is: "shared", "own" (a folder that only this node has), "read-only", or "none".
-        docker_disk: size of the disk under /var/lib/docker ("300m"), to see it run full; empty: the machine's.
+        docker_disk: size of the disks under DISKS ("300m"), to see them run full; empty: the machine's.
         new_host_key: as after a new installation; without it the node keeps its key.
         systemd: its PID 1 is systemd, which starts sshd and, once installed, Docker; else there is no service manager.
         fuse: it may mount file systems of user space; named with storage="none".
+        system: what it runs, where that is not what the testbed's nodes run.
         """
         engine = self.testbed.engine
         self.remove()
@@ -124,27 +129,24 @@ class Node:
         words += ["--cgroupns", "host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:rw", "--tmpfs", "/run:mode=755,exec"]
         words += [word for name in CAPABILITIES.split() for word in ("--cap-add", name)]
         if docker_disk:
-            words += ["--tmpfs", f"/var/lib/docker:size={docker_disk},exec"]
+            words += [word for disk in DISKS for word in ("--tmpfs", f"{disk}:size={docker_disk},exec")]
         else:
-            # The engine inside gets overlay2 on a volume; on the container's own layer it would fall back to copies.
-            engine.docker("volume", "create", "--label", f"{LABEL}=1", self.container)
-            words += ["-v", f"{self.container}:/var/lib/docker"]
+            # On the container's own layer, an overlay, the engine inside could not stack its own.
+            words += [word for disk in DISKS for word in ("-v", disk)]
         if storage == "own":
             own = self.testbed.folder / f"storage-{self.name}"
             own.mkdir(exist_ok=True)
             words += ["-v", f"{own}:/storage"]
         elif storage != "none":
             words += ["-v", f"{self.testbed.storage}:/storage" + (":ro" if storage == "read-only" else "")]
-        engine.docker(*words, self.testbed.systemd_image() if systemd else self.testbed.image)
+        engine.docker(*words, self.testbed.node_image(system or self.testbed.system, systemd=systemd))
         engine.docker("cp", "-", f"{self.container}:/", stdin=self._identity())
         engine.docker("start", self.container)
         self._await_sshd()
 
     def remove(self) -> None:
         """Take the node and its disks away."""
-        engine = self.testbed.engine
-        engine.docker("rm", "-f", "-v", self.container, timeout=300, check=False)
-        engine.docker("volume", "rm", "-f", self.container, timeout=600)
+        self.testbed.engine.docker("rm", "-f", "-v", self.container, timeout=600, check=False)
 
     @property
     def _host_key_file(self) -> Path:
@@ -182,13 +184,12 @@ class Testbed:
     __test__ = False
 
     def __init__(self, engine: Engine, cache: Path) -> None:
-        self.engine, self.cache, self.site = engine, cache, Site.here()
+        self.engine, self.cache, self.site, self.system = engine, cache, Site.here(), chosen()
         self.folder = cache / "run"
         self.storage = self.folder / "storage"
         self.key = self.folder / "id_ed25519"
-        self.base_archive = base_archive(cache, self.site)
+        self.base_archive = base_archive(cache, self.site, DEBIAN)
         """A tar of a minimal Debian, for `docker import`: the base of images where no registry is at hand."""
-        self.image = ""
         self.network = "testbed"
         self.nodes: list[Node] = []
 
@@ -229,9 +230,11 @@ class Testbed:
             for outcome in [pool.submit(what, node) for node in chosen]:
                 outcome.result()
 
-    def systemd_image(self) -> str:
-        """The image of nodes whose PID 1 is systemd; built where it is first asked for."""
-        return systemd_image(self.engine, self.image, self.site)
+    def node_image(self, system: System, *, systemd: bool) -> str:
+        """The image of bare nodes, with systemd as their PID 1 or without; built where it is first asked for."""
+        base = base_image(self.engine, base_archive(self.cache, self.site, system))
+        image = node_image(self.engine, base, self.site, system)
+        return systemd_image(self.engine, image, self.site) if systemd else image
 
     def known_hosts(self) -> str:
         """Lines of a known_hosts file that has every node."""
@@ -241,7 +244,7 @@ class Testbed:
         self.storage.mkdir(parents=True)
         self.storage.chmod(0o777)
         _new_key(self.key)
-        self.image = node_image(self.engine, base_image(self.engine, self.base_archive), self.site)
+        self.node_image(self.system, systemd=False)
         subnet = _free_subnet()
         words = ["network", "create", "--label", f"{LABEL}=1", "--subnet", str(subnet)]
         self.engine.docker(*words, "--gateway", str(subnet[1]), self.network)

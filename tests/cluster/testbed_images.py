@@ -1,4 +1,4 @@
-"""What the nodes are made of: a small Debian made by debootstrap, and on it a bare server with sshd."""
+"""What the nodes are made of: a small Debian or Ubuntu made by debootstrap, and on it a bare server with sshd."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed_engine import LABEL, Engine, command, find
+from testbed_systems import DEBIAN, System, chosen
 
-SUITE = "bookworm"
-MIRROR = "http://deb.debian.org/debian"
-# What `setup` installs on a bare Debian host, already downloaded: installing stays real, and takes seconds.
+# What `setup` installs on a bare host, already downloaded: installing stays real, and takes seconds.
 DOWNLOADED = "docker.io git git-lfs iptables curl ca-certificates gnupg jq pciutils rsync zstd xz-utils"
 PASSWORD = "correct horse"
 
 NODE_DOCKERFILE = f"""\
 FROM {{base}}
-RUN printf 'deb {{mirror}} {SUITE} main\\ndeb {{mirror}} {SUITE}-updates main\\n' >/etc/apt/sources.list \\
+RUN printf '{{sources}}\\n' >/etc/apt/sources.list \\
  && printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d && chmod 755 /usr/sbin/policy-rc.d \\
  && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \\
     openssh-server sudo iproute2 procps curl gnupg \\
@@ -72,7 +71,7 @@ class Site:
             "--ca-bundle": str(self.ca_bundle or ""),
             "--pip-index-url": self.pip_index_url,
             "--pip-find-links": self.pip_find_links,
-            "--apt-mirror": self.apt_mirror,
+            "--apt-mirror": self.apt_mirror if chosen() == DEBIAN else "",
         }
         return [word for option, value in pairs.items() if value for word in (option, value)]
 
@@ -88,17 +87,19 @@ def _pip_setting(name: str) -> str:
     return ""
 
 
-def base_archive(cache: Path, site: Site) -> Path:
-    """A minimal Debian as a tar of its files, for `docker import`; made once and kept."""
-    mirror = site.apt_mirror or MIRROR
-    words = ["--variant=minbase", "--include=ca-certificates", SUITE]
+def base_archive(cache: Path, site: Site, system: System) -> Path:
+    """A minimal root file system as a tar, for `docker import`; made once and kept."""
+    mirror = system.mirror(site.apt_mirror)
+    words = ["--variant=minbase", "--include=ca-certificates", system.suites[0]]
     archive = cache / f"base-{_key(*words, mirror)}.tar"
     if archive.exists():
         return archive
+    keyring = system.keyring(cache, site.apt_mirror)
+    scripts = Path("/usr/share/debootstrap/scripts")
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         root, partial = Path(folder) / "root", Path(folder) / "base.tar"
-        keyring = "--keyring=/usr/share/keyrings/debian-archive-keyring.gpg"
-        command(find("debootstrap") or "debootstrap", keyring, *words[:2], SUITE, root, mirror, timeout=600)
+        words = [find("debootstrap") or "debootstrap", f"--keyring={keyring}", *words]
+        command(*words, root, mirror, scripts / system.script, timeout=600)
         for junk in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man", "dev"):
             shutil.rmtree(root / junk)
             (root / junk).mkdir()
@@ -110,16 +111,17 @@ def base_archive(cache: Path, site: Site) -> Path:
 
 
 def base_image(engine: Engine, archive: Path) -> str:
-    """The minimal Debian as an image of the tests' engine; its name."""
+    """The minimal root file system as an image of the tests' engine; its name."""
     name = f"clusterkit-testbed/{archive.stem.replace('-', ':', 1)}"
     if engine.inspect("image", name) is None:
         engine.docker("import", archive, name, timeout=300)
     return name
 
 
-def node_image(engine: Engine, base: str, site: Site) -> str:
+def node_image(engine: Engine, base: str, site: Site, system: System) -> str:
     """The bare server that nodes start from; its name."""
-    return _built(engine, "node", NODE_DOCKERFILE.format(base=base, mirror=site.apt_mirror or MIRROR), site)
+    sources = "\\n".join(system.sources(site.apt_mirror))
+    return _built(engine, "node", NODE_DOCKERFILE.format(base=base, sources=sources), site)
 
 
 def systemd_image(engine: Engine, node: str, site: Site) -> str:

@@ -295,7 +295,7 @@ def test_the_trainer_outlives_the_operator_and_its_run_stays_taken(tmp_path: Pat
             seen = observe(operator.run, time.time())
             assert seen.state == "running"
             assert f"(process {operator.process.pid}) was killed and the trainer goes on without it" in seen.message
-            assert "clusterkit stop --fileroot" in "\n".join(status_lines(seen))
+            assert "clusterkit stop tiny-recall/run1 --fileroot" in "\n".join(status_lines(seen))
             with operating(tmp_path, "complete") as second:
                 code, err, _, _ = second.end()
             assert code == 1

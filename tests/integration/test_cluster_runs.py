@@ -87,10 +87,7 @@ def test_diagnosis_of_a_run_of_a_cluster_and_what_is_applied_lies_beside_it(worl
     (finding,) = [finding for finding in facts["findings"] if finding["id"] == "gpu-memory"]
     assert (facts["state"], finding["phase"]) == ("failed", "train")
     assert finding["evidence"][0]["source"] == str(writer.run.console(1))
-    assert (
-        "diagnose --experiment tiny-recall --trial run1 --cluster c --apply"
-        in world("diagnose", "--cluster", "c").stdout
-    )
+    assert "diagnose tiny-recall/run1 --cluster c --apply" in world("diagnose", "--cluster", "c").stdout
 
     applied = world.json("diagnose", "--cluster", "c", "--apply")
     file = writer.run.logs / "overrides.yaml"
@@ -148,7 +145,7 @@ def test_all_runs_of_a_cluster_are_listed_from_the_ends_of_their_files(world: Wo
     world.hosts[0].stop()
     shown = world("runs", "--cluster", "c", "--sort", "accuracy")
     assert shown.stdout.splitlines()[1].startswith("tiny-recall/long\t")
-    assert "clusterkit diagnose --cluster c --experiment tiny-recall --trial run1" in shown.stderr
+    assert "clusterkit diagnose tiny-recall/run1 --cluster c" in shown.stderr
 
 
 def test_a_cluster_without_runs_has_none(world: World) -> None:
@@ -290,10 +287,7 @@ def test_status_of_a_cluster_says_why_its_run_failed(world: World) -> None:
     assert (facts["state"], facts["run_dir"]) == ("failed", str(writer.run.logs))
     assert "gpu-memory" in [finding["id"] for finding in facts["diagnosis"]]
     assert any(item["source"].startswith(str(writer.run.logs)) for item in facts["diagnosis"][0]["evidence"])
-    assert (
-        "more: clusterkit diagnose --experiment tiny-recall --trial run1 --cluster c"
-        in world("status", "--cluster", "c", code=1).stdout
-    )
+    assert "more: clusterkit diagnose tiny-recall/run1 --cluster c" in world("status", "--cluster", "c", code=1).stdout
 
 
 def test_status_of_a_run_that_is_not_there_says_so(world: World) -> None:

@@ -157,7 +157,7 @@ def test_a_train_command_that_fails_says_why(tmp_path: Path, ending: str, parts:
         outcome = follow(run, [sys.executable, "-c", ending], attempt, progress, "clusterkit train --preset tiny")
     assert outcome.exit_code == 1
     assert all(part in outcome.message for part in parts), outcome.message
-    assert "clusterkit diagnose --experiment tiny-recall --trial run1" in outcome.message
+    assert "clusterkit diagnose tiny-recall/run1" in outcome.message
     later = run_clusterkit("diagnose", "--fileroot", str(tmp_path)).stdout
     assert parts[0] in later
     assert ("ended by SIGKILL" in later) == ("SIGKILL" in parts[0])

@@ -113,7 +113,8 @@ def test_structured_memories_and_what_they_are_compared_with(server: Serving, te
     assert (row["dataset"], row["answers"], row["missing"]) == (name, 4, 0)
     assert 0 < row["memory_tokens"] <= 32
     table = clusterkit(*evaluation(server, texts, tmp_path / "one", "memagent"), cwd=tmp_path).stdout
-    assert "mem, tokens" in table
+    header, cells = (line.split("\t") for line in table.splitlines())
+    assert float(dict(zip(header, cells, strict=True))["memory_tokens"]) == round(row["memory_tokens"])
 
 
 def test_a_running_server_is_asked_with_token_ids_where_its_engine_is_named(

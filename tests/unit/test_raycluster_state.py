@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,13 +159,22 @@ def test_counts_in_the_text_of_ray_status() -> None:
     assert status_counts(text) == " (by `ray status` 3 nodes and 0 GPUs)"
 
 
+def test_an_image_is_the_same_by_its_content_where_engines_count_its_id_otherwise() -> None:
+    one, other = (container(role, image_id=f"sha256:{n}", content="c") for n, role in enumerate(("head", "worker")))
+    assert state_of({"n1": (one,), "n2": (other,)}, BOTH).ready
+    changed = replace(other, content="d")
+    assert "not the same image" in state_of({"n1": (one,), "n2": (changed,)}, BOTH).problems[0]
+
+
 def test_output_of_a_host_is_read_with_the_log_of_a_dead_container() -> None:
     # As the script printed it for a head that runs and a helper container that ended; the log looks like JSON itself.
     record = {"image": "sha256:1", "reference": "runtime:1", "labels": {"clusterkit.role": "head"}}
     lines = [
         json.dumps({"id": "a1", "name": "/clusterkit-lab-head", "state": "running", "exit": 0, **record}),
+        '@@image {"Id": "sha256:1", "RootFS": {"Layers": ["sha256:a"]}, "Config": {"Env": ["A=b"]}}',
         '@@inside {"ray": "2.60.0", "python": "3.12.3", "gpus": null}',
         json.dumps({"id": "b2", "name": "/helper", "state": "exited", "exit": 1, **record, "labels": None}),
+        "@@image null",
         "@@log",
         '{"id": "not a container"}',
         "\x1b[36mlast words\x1b[39m",
@@ -173,6 +183,7 @@ def test_output_of_a_host_is_read_with_the_log_of_a_dead_container() -> None:
     ]
     head, helper = parse_containers("\n".join(lines))
     assert (head.name, head.ray, head.gpus_seen, head.running) == ("clusterkit-lab-head", "2.60.0", None, True)
+    assert (len(head.content), helper.content) == (64, "")
     assert (helper.phrase, helper.role, helper.log) == ("exited (1)", "", ('{"id": "not a container"}', "last words"))
 
 

@@ -12,7 +12,7 @@ from click.testing import Result
 from run_writer import RunWriter
 from typer.testing import CliRunner
 
-from clusterkit.backends.options_here import options_here
+from clusterkit.backends.words_here import words_here
 from clusterkit.cli.main import app
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
@@ -78,7 +78,7 @@ def test_every_run_is_shown_with_where_it_is_and_the_settings_that_differ(machin
     failed = listed("--state", "failed")[0]
     assert (failed["global_step"], failed["total_steps"], failed["accuracy"]) == (11, 30, 0.9)
     assert failed["message"] == "no space left"
-    assert shown().stderr == "why tiny-recall/t2 is killed: clusterkit diagnose --experiment tiny-recall --trial t2\n"
+    assert shown().stderr == "why tiny-recall/t2 is killed: clusterkit diagnose tiny-recall/t2\n"
 
 
 def test_runs_are_chosen_by_state_name_and_settings(machine: Path) -> None:
@@ -287,7 +287,7 @@ def test_alone_it_names_the_current_cluster_and_says_here_for_runs_of_this_machi
     assert "Cluster lab (from $CLUSTERKIT_CLUSTER), 1 host: commands go there; this machine: --here" in told
     for command in ("status --here", "report --here", "runs --here", "runs", "ray-status"):
         assert f"clusterkit {command}\n" in told
-    assert options_here(writer.run) == "--here --experiment tiny-recall --trial run1"
+    assert words_here(writer.run) == "tiny-recall/run1 --here"
     monkeypatch.setenv("CLUSTERKIT_CLUSTER", "gone")
     broken = CliRunner().invoke(app, [])
     assert broken.exit_code == 0

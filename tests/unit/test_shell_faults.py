@@ -41,6 +41,7 @@ FORGIVEN = {
     (r"^ray: drop", "^docker logs "): "the last words of what is removed are of use and no more",
     (r"^ray: containers", "^docker logs "): "as above",
     (r"^ray: containers", "^(docker exec|cat $)"): "a node that does not answer is told by the lack of its versions",
+    (r"^ray: containers", "^docker image inspect "): "an image whose content is not known is compared by its ID",
     (r"^images: (write|load)", "^(tr|awk) "): "only the telling of progress",
     (r"^images: write", "^find .*partial"): "what killed runs left is tidied up by the next one",
     (r"^bundle: present", "^sha256sum -c"): "what is not said to be right is sent again",

@@ -118,7 +118,7 @@ def test_status_prints_the_command_that_goes_on(machine: Path) -> None:
 
     writer.finish("failed", 5, "no space left")
     lines = status()
-    assert "next         clusterkit diagnose --experiment tiny-recall --trial run1" in lines
+    assert "next         clusterkit diagnose tiny-recall/run1" in lines
     assert f"go on        {again}" in lines
 
     writer.finish("completed", 30)

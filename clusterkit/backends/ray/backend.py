@@ -115,11 +115,11 @@ class RayBackend:
                 self.say(f"cannot see the run for now ({error.message}); trying again")
                 self._runner.run(waits.wait())
 
-    def options(self, run: RunDirectory) -> str:
-        """See `Backend.options`."""
+    def words(self, run: RunDirectory) -> str:
+        """See `Backend.words`."""
         own = str(run.fileroot) == fileroot_of(self.cluster)
-        folder = "" if own else f"--fileroot {shlex.quote(str(run.fileroot))} "
-        return f"--cluster {self.cluster.name} {folder}--experiment {run.experiment} --trial {run.trial}"
+        folder = "" if own else f" --fileroot {shlex.quote(str(run.fileroot))}"
+        return f"{run.word} --cluster {self.cluster.name}{folder}"
 
     def request(self, preset: str | None, task: str | None, settings: Sequence[str]) -> RunRequest:
         """See `Backend.request`."""
@@ -234,7 +234,7 @@ class RayBackend:
             self._watches[selector] = await self._connection.enter_async_context(context)
         seen = await self._watches[selector].look()
         over = seen.run is not None and not seen.run.alive and not seen.unseen
-        named = "" if seen.original is None else self.options(seen.original)
+        named = "" if seen.original is None else self.words(seen.original)
         return Observation(seen.as_dict(), cluster_lines(seen, named), seen.exit_code, over)
 
     async def _disconnect(self) -> None:

@@ -117,7 +117,7 @@ async def _dispatch(head: Head, request: RunRequest, jobs: RayJobs, say: Say) ->
     try:
         await _wait_until_started(session, jobs, submission_id, run, submitted)
     except asyncio.CancelledError:  # Ctrl-C
-        named = f"--cluster {head.cluster.name} --experiment {run.experiment} --trial {run.trial}"
+        named = f"{run.word} --cluster {head.cluster.name}"
         say(f"job {submission_id} is submitted and goes on; to end it: clusterkit stop {named}")
         raise
     return SubmittedRun("started", run, submission_id, resume_step)

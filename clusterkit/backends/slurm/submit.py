@@ -120,8 +120,8 @@ def attach(request: RunRequest) -> SubmittedRun | None:
         if not request.named or job.trial == config.trial_name:
             raise UserError(
                 f"{config.experiment_name}/{job.trial} is in Slurm's queue with other settings, as job {job.number} "
-                f"({job.state.lower()}). To train beside it: add trial_name=NEW. To end it: clusterkit stop --fileroot "
-                f"{config.fileroot} --experiment {config.experiment_name} --trial {job.trial}"
+                f"({job.state.lower()}). To train beside it: add trial_name=NEW. To end it: clusterkit stop "
+                f"{run_directory(config, job.trial).word} --fileroot {config.fileroot}"
             )
     return None
 

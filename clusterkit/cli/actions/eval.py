@@ -20,8 +20,10 @@ from clusterkit.evaluate.process import Finished
 from clusterkit.evaluate.request import EvalArguments
 from clusterkit.evaluate.table import evaluator_of
 from clusterkit.ui import output
+from clusterkit.ui.width import terminal_width
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.results import RESULTS, find_results, read_results
+from evaluation.table import PIPED, comparison_table, piped_rows
 from trainer.config import flatten
 from trainer.errors import UserError
 
@@ -64,9 +66,9 @@ def evaluate(
                     output.result_json(submitted.as_dict())
                 output.note(_how_to_go_on(submitted.place, arguments.output_path))
                 return
-            output.note("it goes on without this command: Ctrl-C ends the following alone")
+            output.note("it goes on without this command; Ctrl-C only stops following it")
         try:
-            finished = evaluator.follow(arguments, submitted, lambda folder: _print_scored(folder, as_json))
+            finished = evaluator.follow(arguments, submitted, ScoredPrinter(as_json))
         except KeyboardInterrupt:
             if submitted is None:
                 raise
@@ -100,14 +102,30 @@ def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
         output.result("\n".join(f"{key}={value}" for key, value in flatten(config).items()))
 
 
-def _print_scored(folder: Path, as_json: bool) -> None:
-    """Print the table of one checkpoint's results, and draw the curve anew."""
-    write_pages(folder)
-    if as_json:
-        output.line_json(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
-    else:
-        output.result((folder / "table.txt").read_text(encoding="utf-8").partition("\n\n")[0])
+class ScoredPrinter:
+    """Prints the table of each checkpoint that is scored, and draws the curve anew."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json, self._first = as_json, True
+
+    def __call__(self, folder: Path) -> None:
+        """Print the results of this folder."""
+        write_pages(folder)
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        if self._as_json:
+            output.line_json(results)
+            return
+        if terminal_width() is None:
+            _print_rows(results, header=self._first)
+        else:
+            output.result((folder / "table.txt").read_text(encoding="utf-8").partition("\n\n")[0])
+        self._first = False
         output.note(f"The curve: {folder.parent / PAGE}")
+
+
+def _print_rows(results: dict[str, Any], *, header: bool = True) -> None:
+    """Print the rows for a pipe."""
+    output.exact("\n".join([*(["\t".join(PIPED)] if header else []), *piped_rows(results)]))
 
 
 def _print_results(finished: Finished, as_json: bool) -> None:
@@ -116,7 +134,12 @@ def _print_results(finished: Finished, as_json: bool) -> None:
     if as_json:
         output.result_json(finished.results)
     else:
-        output.result((finished.folder / "table.txt").read_text(encoding="utf-8"))
+        if terminal_width() is None:
+            _print_rows(finished.results)
+            if compared := comparison_table(finished.results["comparisons"]):
+                output.note(compared)
+        else:
+            output.result((finished.folder / "table.txt").read_text(encoding="utf-8"))
         output.note(f"Results: {finished.folder}. Answers that are wrong: {page}")
     if not finished.complete:
         missing = sum(row["missing"] for row in finished.results["rows"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from clusterkit.backends.options_here import options_here
+from clusterkit.backends.words_here import words_here
 from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
 from clusterkit.runs.directory import RUNS, folder_of_runs, runs
@@ -33,7 +33,7 @@ def home() -> None:
     if readable := [one for one in newest if one.state != UNREADABLE]:
         # Commands mean the newest run of this machine, if nothing else is said.
         here = "--here" if now else ""
-        steps = _of_run(readable[0], here if readable[0] is newest[0] else options_here(readable[0].run))
+        steps = _of_run(readable[0], here if readable[0] is newest[0] else words_here(readable[0].run))
     if newest:
         steps.append(("all of them", "clusterkit runs --here" if now else "clusterkit runs"))
     if now:
@@ -82,7 +82,7 @@ def _without_current(now: Current) -> str:
 
 
 def _of_run(one: RunOverview, named: str) -> list[tuple[str, str]]:
-    """Return what may be typed about a run, by its state. named: options that name it, where they are needed."""
+    """Return what may be typed about a run, by its state. named: words that name it, where they are needed."""
 
     def command(words: str) -> str:
         return f"clusterkit {words} {named}".rstrip()

@@ -83,7 +83,7 @@ def runs(
         print_table(listed, keys)
         troubled = [one for one in listed if one.state in ("failed", "killed", "stalled")]
         if troubled:
-            named = backend.options(records.original(troubled[-1].run))
+            named = backend.words(records.original(troubled[-1].run))
             output.note(f"why {troubled[-1].name} is {troubled[-1].state}: clusterkit diagnose {named}")
 
 

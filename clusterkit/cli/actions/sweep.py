@@ -194,8 +194,8 @@ def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) 
     finished = [one for one in listed if one.state == "finished"]
     best = max(finished or listed, key=lambda one: (_or_least(one.accuracy), _or_least(one.reward), -(one.loss or 0.0)))
     measure = "loss" if best.accuracy is None and best.loss is not None else "accuracy"
-    named = backend.options(records.original(best.run))
-    all_named = named.removesuffix(f" --trial {best.run.trial}")
+    named = backend.words(records.original(best.run))
+    all_named = f"--experiment {best.run.experiment}{named.removeprefix(best.run.word)}"
     lines = ["", "Next:", f"  this table again  clusterkit runs {all_named} --sort {measure}"]
     if any(one.alive for one in listed):
         lines.append(f"  follow one        clusterkit status --watch {named}")

@@ -59,7 +59,7 @@ def train(typed: TrainOptions) -> None:
             sentence = f"{submitted.sentence} {backend.where}".rstrip()
         output.note(f"{sentence}. Folder: {submitted.run.logs}")
         if submitted.submission_id and not typed.detach:
-            output.note("it goes on without this command: Ctrl-C ends the following alone")
+            output.note("it goes on without this command; Ctrl-C only stops following it")
         for warning in warnings:
             output.note(f"warning: {warning}")
         _follow(backend, submitted, detach=typed.detach, as_json=typed.as_json, shown=typed.shown)
@@ -123,12 +123,12 @@ def _print_plan(planned: PlannedRun, plan: RunPlan, where: str, as_json: bool) -
 
 def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json: bool, shown: bool) -> None:
     """Follow the run to its end and print its outcome, or leave it and say what to type."""
-    run, named = submitted.run, backend.options(submitted.run)
+    run, named = submitted.run, backend.words(submitted.run)
     how_to_go_on = (
         f"  look at it  clusterkit status {named}\n"
         f"  its log     clusterkit logs -f {named}\n"
         f"  stop it     clusterkit stop {named}\n"
-        f"  all runs    clusterkit runs {named.partition('--experiment ')[0]}".rstrip()
+        f"  all runs    clusterkit runs{named.removeprefix(run.word)}"
     )
     if detach and submitted.submission_id:
         if as_json:

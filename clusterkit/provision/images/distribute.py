@@ -34,6 +34,13 @@ class Method(StrEnum):
     FANOUT = "fanout"
 
 
+WAYS = {
+    Method.PULL: "from its registry",
+    Method.STORAGE: "over the shared storage",
+    Method.FANOUT: "from host to host",
+}
+
+
 @dataclass(frozen=True)
 class ImageOutcome:
     """How one host got the image."""
@@ -199,9 +206,8 @@ class Distribution:
         few = self.hosts <= PULL_UP_TO
         # To go through this machine is slowest, hence last.
         methods = [*published, *storage, Method.FANOUT] if few else [*storage, *published, Method.FANOUT]
-        self._note(
-            f"{self.reference}: distributed by {methods[0]}" + (f", else {methods[1]}" if len(methods) > 1 else "")
-        )
+        ways = ", else ".join(WAYS[method] for method in methods[:2])
+        self._note(f"{self.reference} goes to the other hosts {ways}")
         return methods
 
     async def _transfer(self, session: Session, method: Method) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterkit.common.records import json_object
 from clusterkit.provision import docker
+from clusterkit.provision.images.identity import parse
 from clusterkit.provision.ray.model import HEAD, LABEL_CLUSTER, LABEL_GPUS, LABEL_ROLE, NODE_ROLES
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.ssh.api import HostError, Result, Session, or_error
@@ -26,7 +27,7 @@ _FORMAT = (
     '"state":{{json .State.Status}},"exit":{{json .State.ExitCode}},"labels":{{json .Config.Labels}}}'
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_LOG, _INFO = "@@log", "@@inside"
+_LOG, _INFO, _IMAGE = "@@log", "@@inside", "@@image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ContainerState:
     image_id: str
     image: str
     labels: dict[str, str]
+    content: str = ""  # of its image, as `Image.content`: engines count IDs in two ways
     log: tuple[str, ...] = ()  # last lines of a container that does not run
     ray: str = ""
     python: str = ""
@@ -167,14 +169,17 @@ def _containers_script(cluster: str, inside: bool) -> str:
         else ""
     )
     # There is at most one running node a host, so stdin is read once.
-    state = f'{{{{.State.Running}}}} {{{{index .Config.Labels "{LABEL_ROLE}"}}}}'
+    state = f'{{{{.State.Running}}}} {{{{.Image}}}} {{{{index .Config.Labels "{LABEL_ROLE}"}}}}'
+    # A container may outlive what Docker knows of its image.
+    image = "docker image inspect --format '{{json .}}' \"${image%% *}\" 2>/dev/null || echo null"
     look = (
         f'if ! {{ docker inspect --format {shlex.quote(_FORMAT)} "$id" &&\n'
         f'  state=$(docker inspect --format {shlex.quote(state)} "$id"); }}; then\n'
         '  gone "$id"\n'
         "  continue\n"
         "fi\n"
-        "role=${state#* }\n"
+        "role=${state#* * } image=${state#* }\n"
+        f"printf '{_IMAGE} '; {image}\n"
         'if [ "${state%% *}" = true ]; then\n'
         f"  :\n{ask}"
         "else\n"
@@ -199,10 +204,12 @@ def parse_containers(text: str) -> tuple[ContainerState, ...]:
             in_log = not in_log
         elif in_log:
             found[-1]["log"].append(line)
+        elif line.startswith(_IMAGE):
+            found[-1]["content"] = parse("", json_object(line.removeprefix(_IMAGE)) or {"Id": ""}).content
         elif line.startswith(_INFO):
             found[-1]["inside"] = json_object(line.removeprefix(_INFO)) or {}
         elif record := json_object(line):
-            found.append({**record, "log": [], "inside": {}})
+            found.append({**record, "log": [], "inside": {}, "content": ""})
     return tuple(_container(record) for record in found)
 
 
@@ -217,6 +224,7 @@ def _container(record: dict[str, Any]) -> ContainerState:
         image_id=record["image"],
         image=record["reference"],
         labels=labels,
+        content=record["content"],
         log=_lines("\n".join(record["log"])),
         ray=inside.get("ray", ""),
         python=inside.get("python", ""),

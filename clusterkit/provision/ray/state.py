@@ -33,6 +33,7 @@ class NodeState:
     python: str = ""
     image: str = ""
     image_id: str = ""
+    image_content: str = ""  # the same on engines that count IDs in other ways
     problem: str = ""  # empty where all is well
     log: tuple[str, ...] = ()  # last lines of a container that does not run
 
@@ -146,6 +147,7 @@ def _row(
         python=container.python,
         image=container.image,
         image_id=container.image_id,
+        image_content=container.content,
         log=container.log,
     )
     row = _measured(row, node)
@@ -231,6 +233,8 @@ def _disagreement(rows: list[NodeState]) -> list[str]:
     problems = []
     for what, field in (("Ray", "ray"), ("Python", "python"), ("image", "image_id")):
         values = {row.name: str(getattr(row, field)) for row in rows if getattr(row, field)}
+        if what == "image" and len({row.image_content or row.name for row in rows if row.image_id}) == 1:
+            continue
         if len(set(values.values())) > 1:
             (usual, _), *_ = Counter(values.values()).most_common(1)
             odd = ", ".join(f"{name} {_short(value)}" for name, value in values.items() if value != usual)

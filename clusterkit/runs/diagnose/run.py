@@ -222,7 +222,7 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
 
 def diagnose_command(run: RunDirectory, *options: str) -> str:
     """Return the command that diagnoses this run."""
-    words = ["clusterkit", "diagnose", "--experiment", run.experiment, "--trial", run.trial]
+    words = ["clusterkit", "diagnose", run.name]
     return shlex.join([*words, "--fileroot", str(run.fileroot), *options])
 
 

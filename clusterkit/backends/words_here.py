@@ -8,10 +8,10 @@ from clusterkit.provision.ray.current import has_current
 from clusterkit.runs.directory import RUNS, RunDirectory, folder_of_runs
 
 
-def options_here(run: RunDirectory) -> str:
-    """Return options such as `--here --experiment E --trial T`; see `Backend.options`."""
+def words_here(run: RunDirectory) -> str:
+    """Return words such as `tiny-recall/run1 --here`; see `Backend.words`."""
     if run.fileroot != folder_of_runs(RUNS):
-        place = f"--fileroot {shlex.quote(str(run.fileroot))} "
+        place = f" --fileroot {shlex.quote(str(run.fileroot))}"
     else:
-        place = "--here " if has_current() else ""  # the cluster would be asked, too
-    return f"{place}--experiment {run.experiment} --trial {run.trial}"
+        place = " --here" if has_current() else ""  # the cluster would be asked, too
+    return f"{run.word}{place}"
