@@ -16,6 +16,7 @@ from evaluation.methods import make_reader
 from evaluation.plan import Row
 from evaluation.progress import say
 from evaluation.runner import Loaded, Runner
+from trainer.checkpoint.adapters import whole_model
 from trainer.errors import UserError
 from trainer.grading.pool import GradingPool
 from trainer.train.model import load_tokenizer
@@ -35,6 +36,7 @@ def ask(
         UserError: a row cannot be asked.
         RunError: the engine does not start, or answers are missing.
     """
+    folder = whole_model(folder, config.cache_dir)
     tokenizer = load_tokenizer(folder)
     window = context_window(folder, config.server)
     loaded = [_load(config, row, tokenizer, window) for row in rows]

@@ -29,6 +29,7 @@ from trainer.agents.base import RolloutOptions, TurnSampler
 from trainer.agents.memagent import MemAgent
 from trainer.agents.template import encode
 from trainer.assets import resolve_model
+from trainer.checkpoint.adapters import whole_model
 from trainer.config_agents import MemagentConfig
 from trainer.configfile import read_config
 from trainer.engines.base import Engine, EngineError
@@ -64,9 +65,10 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
             "memory is a text: name a checkpoint of such an agent, or try --set agent.name=memagent"
         )
     folder = resolve_model(evaluation.model_path, evaluation.cache_dir)
-    tokenizer = load_tokenizer(folder)
+    whole = whole_model(folder, evaluation.cache_dir)
+    tokenizer = load_tokenizer(whole)
     agent = MemAgent(evaluation.agent, tokenizer)
-    agent.check_window(context_window(folder, evaluation.server))
+    agent.check_window(context_window(whole, evaluation.server))
     disable_progress_bar()  # a memory is shown, and loading takes a second
     task = Task("question", config.question, ("",))
     question = agent.prepare(task).question
@@ -77,7 +79,7 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
 
     async def run() -> None:
         logs = Path(evaluation.output_path) / "servers"
-        async with open_engine(evaluation, kind, folder, tokenizer, logs, stop) as opened:
+        async with open_engine(evaluation, kind, whole, tokenizer, logs, stop) as opened:
             say(f"engine {kind} is ready")
             tell(
                 event="document",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config_choice import Choice, Section
+from trainer.config_lora import LoraConfig
 
 
 class TinyModel(Section):
@@ -48,6 +49,7 @@ class ModelConfig(Section):
     gradient_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recompute activations in the backward pass. full (or true): keep only each layer's input; least memory, about a
     third more time. selective: also keep attention and every second matrix product; between full and none."""
+    lora: LoraConfig = LoraConfig()
 
     @field_validator("gradient_checkpointing", mode="before")
     @classmethod
@@ -406,6 +408,9 @@ class CheckpointConfig(Section):
     """Epochs between persistent checkpoints; 0: off."""
     save_freq_secs: Annotated[float, Field(ge=0)] = 0.0
     """Seconds between persistent checkpoints; 0: off."""
+    merged: bool = True
+    """With model.lora: persistent checkpoints are whole models, into which the adapter is merged, and hold it in their
+    folder `adapter`. false: they are the adapter alone, which needs its base beside it."""
 
 
 class WeightsConfig(Section):

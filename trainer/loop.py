@@ -36,6 +36,7 @@ from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
+from trainer.train.lora import BasePolicy
 from trainer.train.model import context_window, load_tokenizer, stop_token_ids
 from trainer.types import Group
 
@@ -61,10 +62,13 @@ class TrainingRun(SteppedRun):
         self.reward = make_reward(config, self.tokenizer)
         self.course = Schedule.of(config, self.source.train_size)
         replica = origin.replica() if config.engine == "embedded" else None
-        self.reference = origin.reference() if config.algorithm.kl_coef > 0 else None
+        reference = origin.reference() if config.algorithm.kl_coef > 0 and not config.model.lora.rank else None
         stop_ids = stop_token_ids(origin.lm, self.tokenizer)
         steps = self.course.total_steps * config.train.minibatches
         self.learner = Learner(origin.lm, config, world, steps, origin.weights)
+        if config.algorithm.kl_coef > 0 and reference is None:
+            reference = BasePolicy(self.learner.policy)
+        self.reference = reference
         parts = SamplerParts(
             config, world, self.source, self.course, agent, self.reward, stop_ids, self.stop_here,
             window=room,

@@ -271,7 +271,7 @@ def keeps_whole_gradients(policy: nn.Module, world: World) -> bool:
     """
     if world.device.type != "cuda":
         return True
-    parameters = sum(p.numel() for p in policy.parameters()) // world.tensor_size
+    parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad) // world.tensor_size
     return 4 * parameters <= WHOLE_GRADIENTS * torch.cuda.get_device_properties(world.device).total_memory
 
 
