@@ -52,7 +52,8 @@ class Footprint:
             beside += width * whole  # what samples
         gathered = 0.0
         if sharded:  # weights to compute with: of one layer, or all where they are not given back between the passes
-            gathered = width * (rest + (sum(layers) if ranks == tensor else max(layers, default=0)) / tensor)
+            kept = ranks == tensor and not adapters
+            gathered = width * (rest + (sum(layers) if kept else max(layers, default=0)) / tensor)
         # A frozen base has the dtype of the passes, and neither gradients nor moments.
         loaded, trained = (width * own, width * own) if adapters else (WEIGHT_BYTES * own, STATE_BYTES * own)
         loaded, trained = loaded + WEIGHT_BYTES * adapters / ranks, trained + STATE_BYTES * adapters / ranks
@@ -85,8 +86,8 @@ def room_problem(footprint: Footprint, free: int, size: int, shared: bool = Fals
     )
     if need > size:
         return UserError(
-            f"{needs} there is too little: give allocation_mode more training GPUs, or choose a smaller model "
-            "(`clusterkit presets plan` works it out)"
+            f"{needs} there is too little: give allocation_mode more training GPUs, train low-rank adapters "
+            "(model.lora.rank=32), or choose a smaller model (`clusterkit presets plan` works it out)"
         )
     if (footprint.loaded if shared else need) > free:
         return RunError(
