@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from torch import nn
+
 from trainer.agents import make_agent
 from trainer.agents.base import check_window
 from trainer.agents.template import encode
@@ -62,13 +64,14 @@ class TrainingRun(SteppedRun):
         self.reward = make_reward(config, self.tokenizer)
         self.course = Schedule.of(config, self.source.train_size)
         replica = origin.replica() if config.engine == "embedded" else None
-        reference = origin.reference() if config.algorithm.kl_coef > 0 and not config.model.lora.rank else None
+        keeps = config.algorithm.kl_coef > 0
+        reference = origin.reference() if keeps and not config.model.lora.rank else None
         stop_ids = stop_token_ids(origin.lm, self.tokenizer)
         steps = self.course.total_steps * config.train.minibatches
         self.learner = Learner(origin.lm, config, world, steps, origin.weights)
-        if config.algorithm.kl_coef > 0 and reference is None:
-            reference = BasePolicy(self.learner.policy)
-        self.reference = reference
+        self.reference: nn.Module | None = reference
+        if keeps and reference is None:
+            self.reference = BasePolicy(self.learner.policy)
         parts = SamplerParts(
             config, world, self.source, self.course, agent, self.reward, stop_ids, self.stop_here,
             window=room,
