@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.adapter_folder import CONFIG, WEIGHTS, is_adapter_folder
+from trainer.adapter_folder import CONFIG, INSIDE, WEIGHTS, is_adapter_folder
 from trainer.assets import adapter_base, cache_root
 from trainer.files import sha256, write_atomic
 from trainer.paths import SUPERVISED
@@ -39,6 +39,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def place_of_run(checkpoint: Path) -> tuple[Path, str, str, str] | None:
     """Fileroot, user, experiment and trial that a checkpoint's place says; None for another place."""
     parts = checkpoint.absolute().parts
+    if parts[-1:] == (INSIDE,):  # the adapter of one
+        parts = parts[:-1]
     if parts[-1:] == (SUPERVISED,):
         parts = (*parts, "")  # the one of a supervised start lies a folder higher than the run's own
     # fileroot / checkpoints / user / experiment / trial / actor / epoch…
