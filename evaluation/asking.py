@@ -16,9 +16,9 @@ from evaluation.methods import make_reader
 from evaluation.plan import Row
 from evaluation.progress import say
 from evaluation.runner import Loaded, Runner
-from trainer.checkpoint.adapters import whole_model
 from trainer.errors import UserError
 from trainer.grading.pool import GradingPool
+from trainer.train.adapterfiles import whole_model
 from trainer.train.model import load_tokenizer
 
 SHOWN_PROMPT = 20_000

@@ -29,7 +29,6 @@ from trainer.agents.base import RolloutOptions, TurnSampler
 from trainer.agents.memagent import MemAgent
 from trainer.agents.template import encode
 from trainer.assets import resolve_model
-from trainer.checkpoint.adapters import whole_model
 from trainer.config_agents import MemagentConfig
 from trainer.configfile import read_config
 from trainer.engines.base import Engine, EngineError
@@ -38,6 +37,7 @@ from trainer.entry import run_command
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.rewards.qa import extract_answer
 from trainer.signals import StopFlag
+from trainer.train.adapterfiles import whole_model
 from trainer.train.model import load_tokenizer
 from trainer.types import Task
 

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from trainer.adapter_folder import CONFIG, INSIDE
 from trainer.assets import resolve_model
-from trainer.checkpoint.adapters import whole_model
 from trainer.checkpoint.export import export
 from trainer.config_parts import ModelConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.errors import UserError
+from trainer.train.adapterfiles import whole_model
 from trainer.train.distributed import single_world
 from trainer.train.learner import Learner
 from trainer.train.lora import BasePolicy, add_adapters, is_adapter, split_state

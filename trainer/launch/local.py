@@ -15,7 +15,6 @@ import torch
 
 from trainer.assets import resolve_model
 from trainer.base_run import Attempt
-from trainer.checkpoint.adapters import whole_model
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.disk import disk_of
@@ -36,6 +35,7 @@ from trainer.serving import registry
 from trainer.serving.host import server_options
 from trainer.serving.keeper import LocalServers
 from trainer.signals import StopFlag
+from trainer.train.adapterfiles import whole_model
 from trainer.train.distributed import single_world
 from trainer.train.gpu_footprint import out_of_memory
 from trainer.train.loading import look_at

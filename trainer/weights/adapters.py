@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.adapters import write_adapter
 from trainer.files import sync, sync_tree
+from trainer.train.adapterfiles import write_adapter
 from trainer.train.distributed import whole
 from trainer.train.lora import Adapter
 from trainer.weights.folders import FolderPublisher, caught, explained, fresh
