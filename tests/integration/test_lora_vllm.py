@@ -19,6 +19,7 @@ from trainer.rollout.background import BackgroundLoop
 from trainer.train.distributed import single_world
 from trainer.train.learner import Learner
 from trainer.train.loading import Origin
+from trainer.train.lora import adapters_off
 from trainer.types import Completion, Row, SamplingParams
 from trainer.weights.choose import make_adapter_publisher
 from trainer.weights.publisher import Outlet
@@ -96,6 +97,14 @@ def test_a_server_samples_with_each_adapter_that_is_published(tmp_path: Path) ->
         again = Server("again", server.url, version=-1)
         loop.run(engine.join(again))
         assert gap(learner, sampled(loop, engine)) < EXACT
+        # Another attempt at the run takes the server over, and begins with the base.
+        loop.run(engine.leave(again))
+        fresh = ServedEngine(pool, make_dialect("vllm", adapters=True), tmp_path / "base", set())
+        loop.run(fresh.join(Server("over", server.url, version=-1)))
+        pairs = sampled(loop, fresh)
+        with adapters_off(learner.policy):
+            assert gap(learner, pairs) < EXACT
+        assert gap(learner, pairs) > 0.5
         wrong = shutil.copytree(next(publisher.root.glob("v2")), tmp_path / "wrong")
         (wrong / "adapter_model.safetensors").write_bytes(b"")
         with pytest.raises(EngineError, match=r"version 3 cannot be loaded: .*adapter_model\.safetensors"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from trainer.adapter_folder import is_adapter_folder
 from trainer.engines.base import EngineError
 from trainer.engines.http import Json, Server, ServerPool
 from trainer.engines.options import ServerOptions, Setting
@@ -138,13 +139,17 @@ class Dialect(Protocol):
     async def load_adapter(
         self, pool: ServerPool, server: Server, folder: Path, version: int, load: str, unload: str
     ) -> None:
-        """Have a paused server load an adapter in place of those that it has. load, unload: its routes for that."""
+        """Have a paused server load an adapter in place of those that it has, or none where the folder is its model's.
+
+        load, unload: its routes for that.
+        """
         control = pool.limits.control
         listed = (await pool.call(server, "GET", "/v1/models", None, control)).get("data") or []
         for name in (str(one["id"]) for one in listed if one.get("parent")):
             await pool.call(server, "POST", unload, {"lora_name": name}, control)
-        body: Json = {"lora_name": adapter_name(version), "lora_path": str(folder)}
-        await pool.call(server, "POST", load, body, LOAD_DEADLINE)
+        if is_adapter_folder(folder):
+            body: Json = {"lora_name": adapter_name(version), "lora_path": str(folder)}
+            await pool.call(server, "POST", load, body, LOAD_DEADLINE)
 
 
 def adapter_name(version: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer.adapter_folder import is_adapter_folder
 from trainer.connections import LONG_IDLE_S
 from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, UntouchedError, unreadable
 from trainer.engines.http import Json, RefusedError, Server, ServerPool
@@ -141,7 +140,7 @@ class SGLangDialect(Dialect):
 
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """See Dialect. After most failures SGLang says that it rolled back, but it loads the new folder to do so."""
-        if is_adapter_folder(folder):
+        if self.adapters:
             await self.load_adapter(pool, server, folder, version, "/load_lora_adapter", "/unload_lora_adapter")
             renamed = {"new_version": str(version), "abort_all_requests": False}
             await pool.call(server, "POST", "/update_weight_version", renamed, pool.limits.control)

@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainer.adapter_folder import is_adapter_folder
 from trainer.connections import LONG_IDLE_S
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, unreadable
@@ -168,7 +167,7 @@ class VLLMDialect(Dialect):
 
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """See Dialect. The folder was checked before; whatever fails now leaves the weights in doubt."""
-        if is_adapter_folder(folder):
+        if self.adapters:
             await self.load_adapter(pool, server, folder, version, "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
         else:
             body: Json = {"method": "clusterkit_load", "args": [str(folder)]}
