@@ -62,6 +62,10 @@ def check(told: dict[str, Any], folder: Path, alone: dict[str, Any], half: bool 
         assert torch.equal(value, own.to(value.dtype))
 
 
+def test_one_rank_in_bfloat16(tmp_path: Path, model: Path, alone: dict[str, Any]) -> None:
+    check(loraranks.run(single_world(dtype=torch.bfloat16), tmp_path, model), tmp_path, alone, half=True)
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("ranks")
