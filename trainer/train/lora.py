@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from trainer.config_lora import ALL_LINEAR, LoraConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
-from trainer.train.distributed import local_part
+from trainer.train.distributed import local_part, whole
 from trainer.train.logprobs import PolicyModel
 from trainer.train.packing import PackedBatch
 from trainer.train.weightfiles import Region, Shape, Weights
@@ -179,14 +179,22 @@ class Adapter:
 
         Of weights in bfloat16 most of a small part is lost once the sum is rounded to it again.
         """
-        local = local_part(weight).float()
-        sum_of_both = local + self.scale * (local_part(self.b).float() @ _all_rows(self.a).float())
+        sum_of_both = self.merged_part(weight)
         if not isinstance(weight, DTensor):
             return sum_of_both
         return DTensor.from_local(
             sum_of_both, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape,
             stride=weight.stride(),
         )  # fmt: skip
+
+    @torch.no_grad()
+    def merged_part(self, weight: Tensor) -> Tensor:
+        """This rank's part of `merged`."""
+        return local_part(weight).float() + self.scale * (local_part(self.b).float() @ _all_rows(self.a).float())
+
+    def gathered(self) -> Adapter:
+        """The adapter, whole and in host memory. Collective where it is sharded."""
+        return Adapter(whole(self.a).detach().cpu(), whole(self.b).detach().cpu(), self.scale)
 
 
 def split_state(lm: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Adapter]]:

@@ -9,8 +9,6 @@ import torch
 
 from trainer.files import sync, sync_tree
 from trainer.train.adapterfiles import write_adapter
-from trainer.train.distributed import whole
-from trainer.train.lora import Adapter
 from trainer.weights.folders import FolderPublisher, caught, explained, fresh
 from trainer.weights.publisher import agree
 from trainer.weights.source import served_state
@@ -34,9 +32,7 @@ class AdapterPublisher(FolderPublisher):
         """See FolderPublisher."""
         learner, folder = self.source.learner, self.root / f"v{version}"
         learner.wake(state=False)
-        gathered = {}
-        for name, one in served_state(learner)[1].items():  # every rank, all of them
-            gathered[name] = Adapter(whole(one.a), whole(one.b), one.scale)
+        gathered = {name: one.gathered() for name, one in served_state(learner)[1].items()}
         problem = None
         if self.world.is_main:
             temporary = folder.with_name(folder.name + ".tmp")
