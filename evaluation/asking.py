@@ -18,6 +18,7 @@ from evaluation.progress import say
 from evaluation.runner import Loaded, Runner
 from trainer.errors import UserError
 from trainer.grading.pool import GradingPool
+from trainer.train.adapterfiles import whole_model
 from trainer.train.model import load_tokenizer
 
 SHOWN_PROMPT = 20_000
@@ -35,6 +36,7 @@ def ask(
         UserError: a row cannot be asked.
         RunError: the engine does not start, or answers are missing.
     """
+    folder = whole_model(folder, config.cache_dir)
     tokenizer = load_tokenizer(folder)
     window = context_window(folder, config.server)
     loaded = [_load(config, row, tokenizer, window) for row in rows]

@@ -37,6 +37,7 @@ from trainer.entry import run_command
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.rewards.qa import extract_answer
 from trainer.signals import StopFlag
+from trainer.train.adapterfiles import whole_model
 from trainer.train.model import load_tokenizer
 from trainer.types import Task
 
@@ -64,9 +65,10 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
             "memory is a text: name a checkpoint of such an agent, or try --set agent.name=memagent"
         )
     folder = resolve_model(evaluation.model_path, evaluation.cache_dir)
-    tokenizer = load_tokenizer(folder)
+    whole = whole_model(folder, evaluation.cache_dir)
+    tokenizer = load_tokenizer(whole)
     agent = MemAgent(evaluation.agent, tokenizer)
-    agent.check_window(context_window(folder, evaluation.server))
+    agent.check_window(context_window(whole, evaluation.server))
     disable_progress_bar()  # a memory is shown, and loading takes a second
     task = Task("question", config.question, ("",))
     question = agent.prepare(task).question
@@ -77,7 +79,7 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
 
     async def run() -> None:
         logs = Path(evaluation.output_path) / "servers"
-        async with open_engine(evaluation, kind, folder, tokenizer, logs, stop) as opened:
+        async with open_engine(evaluation, kind, whole, tokenizer, logs, stop) as opened:
             say(f"engine {kind} is ready")
             tell(
                 event="document",

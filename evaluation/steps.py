@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.assets import cache_root
+from trainer.adapter_folder import CONFIG, INSIDE, WEIGHTS, is_adapter_folder
+from trainer.assets import adapter_base, cache_root
 from trainer.files import sha256, write_atomic
 from trainer.paths import SUPERVISED
 
@@ -38,6 +39,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def place_of_run(checkpoint: Path) -> tuple[Path, str, str, str] | None:
     """Fileroot, user, experiment and trial that a checkpoint's place says; None for another place."""
     parts = checkpoint.absolute().parts
+    if parts[-1:] == (INSIDE,):  # the adapter of one
+        parts = parts[:-1]
     if parts[-1:] == (SUPERVISED,):
         parts = (*parts, "")  # the one of a supervised start lies a folder higher than the run's own
     # fileroot / checkpoints / user / experiment / trial / actor / epoch…
@@ -72,8 +75,13 @@ _KINDS = (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt", ".gguf")
 def checkpoint_sha256(folder: Path, cache_dir: str = "") -> str:
     """Hash of names and contents of weights, configuration and tokenizer.
 
-    It is kept by path, size and time of every file: only a checkpoint that was not seen before is read.
+    It is kept by path, size and time of every file: only a checkpoint that was not seen before is read. An adapter's
+    hash is also of its base's.
     """
+    if is_adapter_folder(folder):
+        parts = [sha256(folder / CONFIG), sha256(folder / WEIGHTS)]
+        parts.append(checkpoint_sha256(adapter_base(folder, cache_dir), cache_dir))
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _KINDS)
     stamps = []
     for path in files:

@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+from trainer.adapter_folder import CONFIG, AdapterFolder, is_adapter_folder
 from trainer.errors import UserError
 from trainer.files import LFS_MARK, refuse_pointer
 
@@ -42,6 +43,8 @@ def model_folder(name: str, cache_dir: str = "") -> Path:
 def resolve_model(path: str, cache_dir: str = "") -> Path:
     """Folder of the checkpoint that `model.path` names: a folder, or the name of a fetched asset.
 
+    It may be an adapter's, whose base is there, too.
+
     Raises UserError when it is neither, or when the folder lacks a config, weights or a tokenizer, or holds Git LFS
     pointers in their place.
     """
@@ -62,8 +65,31 @@ def resolve_model(path: str, cache_dir: str = "") -> Path:
                 f"model.path={path} has not been fetched yet ({folder} does not exist): "
                 f"run clusterkit assets get {name}{where}"
             )
-    check_model(folder)
+    if is_adapter_folder(folder):
+        adapter_base(folder, cache_dir)
+    else:
+        check_model(folder)
     return folder
+
+
+def adapter_base(folder: Path, cache_dir: str = "") -> Path:
+    """Folder of the model that an adapter's folder belongs to.
+
+    Raises UserError when the adapter is incomplete, or its base is not here or is an adapter, too.
+    """
+    adapter = AdapterFolder.read(folder)
+    beside = folder / adapter.base
+    try:
+        base = resolve_model(str(beside) if adapter.base and beside.is_dir() else adapter.base, cache_dir)
+    except UserError as error:
+        why = str(error) if Path(adapter.base).expanduser().is_dir() else "it is not here"
+        raise UserError(
+            f"{folder} is an adapter of the model {adapter.base or '(none is named)'}: {why}. Fetch that model, and "
+            f"name its folder as base_model_name_or_path in {folder / CONFIG}"
+        ) from error
+    if is_adapter_folder(base):
+        raise UserError(f"{folder} is an adapter of {base}, which is an adapter, too: merge that one first")
+    return base
 
 
 def check_model(folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config_choice import Choice, Section
+from trainer.config_lora import LoraConfig
 
 
 class TinyModel(Section):
@@ -48,6 +49,7 @@ class ModelConfig(Section):
     gradient_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recompute activations in the backward pass. full (or true): keep only each layer's input; least memory, about a
     third more time. selective: also keep attention and every second matrix product; between full and none."""
+    lora: LoraConfig = LoraConfig()
 
     @field_validator("gradient_checkpointing", mode="before")
     @classmethod
@@ -406,6 +408,9 @@ class CheckpointConfig(Section):
     """Epochs between persistent checkpoints; 0: off."""
     save_freq_secs: Annotated[float, Field(ge=0)] = 0.0
     """Seconds between persistent checkpoints; 0: off."""
+    merged: bool = True
+    """With model.lora: persistent checkpoints are whole models, into which the adapter is merged, and hold it in their
+    folder `adapter`. false: they are the adapter alone, which needs its base beside it."""
 
 
 class WeightsConfig(Section):
@@ -415,6 +420,9 @@ class WeightsConfig(Section):
     """auto: NCCL to SGLang servers on GPUs, CUDA IPC to those on the trainer's own; a folder for others, and after a
     failed transfer. nccl: NCCL only; a server that it cannot reach is used no more. disk: a folder, but for servers
     that give their memory away."""
+    adapters: Literal["auto", "merged", "alone"] = "auto"
+    """With model.lora: merged: servers get all weights, with the adapters merged in, in the way of `transport`. alone:
+    they keep the base's weights, and load adapters from a folder. auto: alone to vLLM, merged to SGLang."""
     bucket_mb: Annotated[int, Field(ge=1, le=16384)] = 1024
     """Size of a bucket of weights, in MiB. Trainer and servers need memory for about two beside the weights."""
     deadline_s: Annotated[float, Field(gt=0, le=300)] = 60.0

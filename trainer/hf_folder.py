@@ -10,18 +10,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainer.adapter_folder import PREFIX, is_adapter_folder
+
 TIED_HEAD = "lm_head.weight"
 
 
 def folder_problem(folder: Path, reference: Path) -> str:
     """Why the weights in `folder` cannot replace those of `reference`; empty when they can.
 
-    Both are Hugging Face folders with safetensors. Compared are names and shapes, not values.
+    Both are Hugging Face folders with safetensors; the first may be an adapter's. Compared are names and shapes, not
+    values.
     """
     try:
         new, served, tied = tensor_shapes(folder), tensor_shapes(reference), ties_head(reference)
     except (OSError, ValueError) as error:
         return str(error)
+    if is_adapter_folder(folder):
+        return _adapter_problem(new, served, str(folder))
     return shapes_problem(new, served, tied, str(folder), "the served model")
 
 
@@ -43,6 +48,19 @@ def shapes_problem(
     for name, shape in served.items():
         if new[name] != shape:
             return f"{new_is}: {name} has shape {new[name]}, that of {served_is} has {shape}"
+    return ""
+
+
+def _adapter_problem(adapter: dict[str, tuple[int, ...]], served: dict[str, tuple[int, ...]], adapter_is: str) -> str:
+    """Why an adapter does not fit the served model; empty where it does."""
+    for name, shape in adapter.items():
+        layer, half, _ = name.removeprefix(PREFIX).rpartition(".lora_")
+        weight = served.get(f"{layer}.weight") if half else None
+        if weight is None:
+            return f"{adapter_is} holds {name}, and the served model has no such layer"
+        wanted, found = (weight[1], shape[1]) if name.endswith("lora_A.weight") else (weight[0], shape[0])
+        if wanted != found:
+            return f"{adapter_is}: {name} has shape {shape}, and its layer in the served model {weight}"
     return ""
 
 

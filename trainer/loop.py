@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from torch import nn
+
 from trainer.agents import make_agent
 from trainer.agents.base import check_window
 from trainer.agents.template import encode
@@ -36,6 +38,7 @@ from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
+from trainer.train.lora import BasePolicy
 from trainer.train.model import context_window, load_tokenizer, stop_token_ids
 from trainer.types import Group
 
@@ -61,10 +64,14 @@ class TrainingRun(SteppedRun):
         self.reward = make_reward(config, self.tokenizer)
         self.course = Schedule.of(config, self.source.train_size)
         replica = origin.replica() if config.engine == "embedded" else None
-        self.reference = origin.reference() if config.algorithm.kl_coef > 0 else None
+        keeps = config.algorithm.kl_coef > 0
+        reference = origin.reference() if keeps and not config.model.lora.rank else None
         stop_ids = stop_token_ids(origin.lm, self.tokenizer)
         steps = self.course.total_steps * config.train.minibatches
         self.learner = Learner(origin.lm, config, world, steps, origin.weights)
+        self.reference: nn.Module | None = reference
+        if keeps and reference is None:
+            self.reference = BasePolicy(self.learner.policy)
         parts = SamplerParts(
             config, world, self.source, self.course, agent, self.reward, stop_ids, self.stop_here,
             window=room,

@@ -37,6 +37,14 @@ def first_training_gpu(config: RunConfig) -> int:
     return config.num_servers * gpus_per_server(config)
 
 
+def serves_adapters(config: RunConfig) -> bool:
+    """Whether servers keep the base's weights and load adapters alone (`weights.adapters`)."""
+    chosen = config.weights.adapters
+    if not config.model.lora.rank or config.trainer.type != "grpo" or gives_memory_away(config):
+        return False
+    return (chosen == "alone" and config.engine != "embedded") or (chosen == "auto" and config.engine == "vllm")
+
+
 def gives_memory_away(config: RunConfig) -> bool:
     """Whether servers free their GPU memory while the trainer, on the same GPUs, learns (`train.offload`)."""
     allocation = config.allocation

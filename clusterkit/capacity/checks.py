@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterkit.capacity import timing
-from clusterkit.capacity.memory import GIB, ROOM, cache_of, disk_usage, training_usage, waiting_usage
+from clusterkit.capacity.memory import GIB, ROOM, cache_of, disk_usage, enough_memory, training_usage, waiting_usage
 from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, template_tokens
 from clusterkit.capacity.shapes import ModelShape, shape_named
 from clusterkit.capacity.timing import StepTime
@@ -23,6 +23,8 @@ USUAL_STORAGE, USUAL_SHARED_STORAGE = 10**12, 10**13
 """Bytes of storage that AReaL's tutorial asks for: on a single host, and shared by several."""
 FULL_JUDGE = 0.7
 """A judge whose weights take a larger share of a GPU can answer few requests at a time."""
+USUAL_RANK = 32
+"""Rank of the adapters that are proposed where training all weights does not fit."""
 RELEASED = 2 * GIB
 """Bytes that an engine keeps while training uses its GPU."""
 
@@ -230,6 +232,8 @@ def _training(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: 
     message = f"a training GPU needs {_gib(usage.total + kept)} of {_gib(gpu_memory)}: {parts}"
     if kept:
         message += f", the engine's rest {_gib(kept)}"
+    if config.model.lora.rank and (sold := enough_memory(usage.total + kept)):
+        message += f"; a GPU of {sold} GB is enough"
     if usage.total + kept <= (1 - ROOM) * gpu_memory:
         return _ok("memory", message)
     tight = usage.total + kept <= gpu_memory
@@ -241,7 +245,19 @@ def _training(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: 
     if config.train.max_tokens_per_mb > least:
         ways.append(f"lower train.max_tokens_per_mb (to {least} at least)")
     ways += ["train on more GPUs", "raise t of the training layout"]
+    if not config.model.lora.rank:
+        ways += _adapters(config, shape, layout, gpu_memory, kept)
     return Finding("", "memory", Level.WARN if tight else Level.FAIL, message, ", or ".join(ways))
+
+
+def _adapters(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int, kept: int) -> list[str]:
+    """Return adapters in place of all weights as a way to fit, where they do."""
+    lora = config.model.lora.model_copy(update={"rank": USUAL_RANK})
+    changed = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    needed = training_usage(changed, shape, layout).total + kept
+    if needed > (1 - ROOM) * gpu_memory:
+        return []
+    return [f"train low-rank adapters, which need {_gib(needed)}: model.lora.rank={USUAL_RANK} (docs/lora.md)"]
 
 
 def _rollout(config: RunConfig, shape: ModelShape, part: Part, gpu_memory: int) -> Finding:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterkit.capacity.memory import GIB, cache_of, reported_gib
+from clusterkit.capacity.memory import GIB, cache_of, reported_gib, resting_bytes, trained_parameters
 from clusterkit.capacity.plan import QUESTION_TOKENS, remote_plan, template_tokens
 from clusterkit.capacity.shapes import SHAPES, ModelShape, shape_of
 from clusterkit.capacity.speed import (
@@ -26,7 +26,6 @@ from clusterkit.capacity.speed import (
     MOST_MEASURED,
     NETWORK,
     RECOMPUTED,
-    STATE,
     UNMEASURED,
     WIDTH,
     Gpu,
@@ -214,18 +213,20 @@ class _Step:
         sampled = rows * sum(response for _, _, response in turns)
         context = max(prompt + response for prompt, _, response in turns) / 2
         forward = computed * forward_flops(shape, context) + 2 * sampled * shape.vocabulary * shape.hidden
-        backward = 3 * forward / (RECOMPUTED if config.model.gradient_checkpointing == "full" else 1.0)
+        products = 2 if config.model.lora.rank else 3  # weights that stay as they are get no gradients
+        backward = products * forward / (RECOMPUTED if config.model.gradient_checkpointing == "full" else 1.0)
         others = forward * (config.algorithm.kl_coef > 0)
         others += forward * (1 - 1 / train.minibatches) * config.recomputes_old
         seconds = (backward + others) / (ranks * self.gpu.flops * MFU[case])
         if config.n_nodes > 1:
             # Layers come from all hosts for every forward and backward pass, gradients go once an optimizer step.
             passes = max(computed / ranks * layout.tensor / train.max_tokens_per_mb, train.minibatches)
-            moved = 2 * WIDTH * shape.parameters / layout.tensor * passes + 4 * shape.parameters * train.minibatches
+            learned = trained_parameters(config, shape)
+            moved = 2 * WIDTH * shape.parameters / layout.tensor * passes + 4 * learned * train.minibatches
             network = moved / NETWORK[self.gpu.name]
             seconds = (max(seconds, network), seconds + network)[case]
         if self.allocation.colocated and train.offload:  # a rank's state goes to host memory and comes back
-            seconds += 2 * STATE * shape.parameters / ranks / HOST_MEMORY
+            seconds += 2 * resting_bytes(config, shape) / ranks / HOST_MEMORY
         return seconds
 
     def _unmeasured(self) -> list[str]:

@@ -69,8 +69,10 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     With P parameters, R ranks (all GPUs of the layout; a pipeline is folded into them), b bytes of the compute dtype, n
     tokens of a micro-batch, t x c GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
 
-        state        16 P / R                      sharded master weights, gradients, Adam's moments, in float32
-        reference    b P / R                       with a KL term
+        state        16 P / R                      sharded master weights, gradients, Adam's moments, in float32; with
+                                                   model.lora of the adapters' parameters alone
+        base         b P / R                       with model.lora: the weights that stay as they are
+        reference    b P / R                       with a KL term; with model.lora it is the base
         gathered     b (2 layers + embeddings) / t  the layer in use, the next one, embedding and head
         activations  b n h L / (t c)               one input per layer with full gradient checkpointing, and
                      2 b n (6 h + 2 k + 4 f) / (t c)  one layer at work, values and gradients; without checkpointing
@@ -81,7 +83,7 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
         logits       3 x 4 x logprob_chunk x vocabulary   scores, probabilities and gradients in float32
         runtime      4 GiB
     """
-    ranks, width = layout.gpus, _width(config)
+    ranks, width, lora = layout.gpus, _width(config), config.model.lora
     split = layout.tensor * layout.context
     tokens = config.train.max_tokens_per_mb
     inside = 6 * shape.hidden + 2 * shape.kv_heads * shape.head_dim + 4 * shape.intermediate
@@ -93,8 +95,9 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     chunk = min(config.train.logprob_chunk, tokens)
     return Usage(
         {
-            "state": STATE_BYTES * shape.parameters // ranks,
-            "reference": width * shape.parameters // ranks if config.algorithm.kl_coef else 0,
+            "state": STATE_BYTES * trained_parameters(config, shape) // ranks,
+            "base": _base_bytes(config, shape) // ranks,
+            "reference": width * shape.parameters // ranks if config.algorithm.kl_coef and not lora.rank else 0,
             "gathered": width * (2 * shape.layer_parameters + shape.embedding_parameters) // layout.tensor,
             "activations": activations,
             "prefix keys": keys * (2 * width * KEYS_PER_TOKEN * keys_of + FLOAT32 * (KEYS_PER_TOKEN + 1))
@@ -108,7 +111,22 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
 
 def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
     """Return what a rank keeps on its GPU while an engine generates there: weights and moments (12 P / R), or 0."""
-    return 0 if config.train.offload else RECOVER_BYTES * shape.parameters // layout.gpus
+    return 0 if config.train.offload else resting_bytes(config, shape) // layout.gpus
+
+
+def resting_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Return the bytes that all ranks keep of a model between steps: weights and moments, and a base's weights."""
+    return RECOVER_BYTES * trained_parameters(config, shape) + _base_bytes(config, shape)
+
+
+def trained_parameters(config: RunConfig, shape: ModelShape) -> int:
+    """Return the parameters that learn: the adapters' with model.lora, else all."""
+    return shape.adapter_parameters(config.model.lora) or shape.parameters
+
+
+def enough_memory(needed: float) -> int:
+    """Return the GB, as sold, of the smallest listed GPU that has so many bytes and some to spare; 0 if none has."""
+    return next((sold for sold in sorted(REPORTED) if needed <= (1 - ROOM) * REPORTED[sold] * GIB), 0)
 
 
 def cache_of(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int, longest: int) -> Cache:
@@ -126,15 +144,23 @@ def cache_of(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: i
 
 
 def disk_usage(config: RunConfig, shape: ModelShape, saves: int) -> Usage:
-    """Estimate the storage of a run: its first model, two recover slots of 12 P, `saves` exports of b P."""
-    width = _width(config)
+    """Estimate the storage of a run: its first model, two recover slots of 12 P, `saves` exports of b P.
+
+    With model.lora recover slots have the adapters alone, and exports them beside the merged model or in place of it.
+    """
+    adapters = shape.adapter_parameters(config.model.lora)
+    whole = _width(config) * shape.parameters if config.checkpoint.merged or not adapters else 0
     return Usage(
         {
             "model": 2 * shape.parameters if config.model.path else 0,
-            "recover": RECOVER_SLOTS * RECOVER_BYTES * shape.parameters,
-            "checkpoints": saves * width * shape.parameters,
+            "recover": RECOVER_SLOTS * RECOVER_BYTES * trained_parameters(config, shape),
+            "checkpoints": saves * (whole + FLOAT32 * adapters),
         }
     )
+
+
+def _base_bytes(config: RunConfig, shape: ModelShape) -> int:
+    return _width(config) * shape.parameters if config.model.lora.rank else 0
 
 
 def _width(config: RunConfig) -> int:

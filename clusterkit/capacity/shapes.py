@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import RunConfig
+from trainer.config_lora import ALL_LINEAR, LoraConfig
 
 _TINY_VOCABULARY = 1024
 """Tokens of a model built from scratch, rounded up."""
@@ -45,6 +46,21 @@ class ModelShape:
     def parameters(self) -> int:
         """Parameters of the model."""
         return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Parameters of low-rank adapters: rank x (inputs + outputs) of each targeted matrix."""
+        heads, kv_heads = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        sizes = {
+            "q_proj": self.hidden + heads,
+            "k_proj": self.hidden + kv_heads,
+            "v_proj": self.hidden + kv_heads,
+            "o_proj": heads + self.hidden,
+            "gate_proj": self.hidden + self.intermediate,
+            "up_proj": self.hidden + self.intermediate,
+            "down_proj": self.intermediate + self.hidden,
+        }
+        chosen = sizes if lora.targets == [ALL_LINEAR] else lora.targets
+        return self.layers * lora.rank * sum(sizes.get(name, 0) for name in chosen)
 
     @property
     def kv_bytes_per_token(self) -> int:

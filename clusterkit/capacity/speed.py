@@ -83,8 +83,6 @@ FOLDER = 3.09e9 / (3.1 + 0.911)
 """Bytes/s of one copy of the weights: NCCL between two GPUs of a host, CUDA IPC on one, a folder in memory."""
 HOST_MEMORY = 50e9
 """Bytes/s between a GPU and pinned host memory, in either direction."""
-STATE = 12
-"""Bytes of a parameter that lie in host memory while servers have the GPU: master weights and Adam's moments."""
 
 
 @dataclass(frozen=True)

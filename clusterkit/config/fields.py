@@ -57,19 +57,25 @@ def applies(key: str, values: Mapping[str, Any]) -> bool:
     return choice is None or not choice.lacks(values.get(choice.setting, choice.default), rest.partition(".")[0])
 
 
+OF_ADAPTERS = ("model.lora.alpha", "model.lora.targets", "checkpoint.merged", "weights.adapters")
+"""Settings that nothing reads where model.lora.rank is 0."""
+
+
 def has_effect(key: str, config: RunConfig) -> bool:
     """Whether a run reads a section, or a setting of it, such as one of the judge (by dotted key)."""
     if config.custom:  # classes of the user's own may read anything
         return True
     section = key.partition(".")[0]
-    if section == "judge":
-        return config.reward.name == "memalpha"
-    if section == "weights":
-        return config.num_servers > 0
-    if section == "supervised":
-        return bool(config.supervised.dataset)
-    if section == "warmup":
-        return config.model.path is None and config.trainer.type != "sft"
+    if key in OF_ADAPTERS and not config.model.lora.rank:
+        return False
+    read = {
+        "judge": config.reward.name == "memalpha",
+        "weights": config.num_servers > 0,
+        "supervised": bool(config.supervised.dataset),
+        "warmup": config.model.path is None and config.trainer.type != "sft",
+    }
+    if section in read:
+        return read[section]
     return not f"{key}.".startswith("model.tiny.") or config.model.path is None
 
 

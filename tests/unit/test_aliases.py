@@ -31,6 +31,7 @@ def test_every_alias_leads_to_a_setting_and_hides_none() -> None:
     [
         ("actor.path=/m", {"model.path": "/m"}),
         ("dataset.train_bs_n_seqs=512", {"rollout.batch_size": 512}),
+        ("actor_rollout_ref.model.target_modules=all-linear", {"model.lora.targets": ["all-linear"]}),
         ("exp_ctrl.save_freq_steps=null", {"checkpoint.save_freq_steps": 0}),
         ("trainer.test_freq=-1", {"eval.every_steps": 0}),
         ("algorithm.grpo_use_adv=False", {"algorithm.advantage": "mean"}),

@@ -18,6 +18,7 @@ from evaluation.config import EvalConfig
 from trainer.checkpoint.fingerprint import changes, fingerprint, shared_changes
 from trainer.config import RunConfig, flatten
 from trainer.config_0_1 import FIELDS
+from trainer.config_lora import LoraConfig
 from trainer.config_parts import SupervisedConfig
 from trainer.configfile import read_config
 
@@ -41,6 +42,9 @@ YOUNGER = {
     "rollout.controllers": 0,
     "train.share_prefixes": True,
     "eval.save_trajectories": 8,
+    **flatten(LoraConfig(), "model.lora."),
+    "checkpoint.merged": True,
+    "weights.adapters": "auto",
 }
 """Settings that it did not have, with their defaults."""
 OTHER_DEFAULTS = ("weights.servers_per_group=1",)

@@ -8,6 +8,7 @@ import pytest
 
 from clusterkit.config.resolve import resolve
 from trainer.checkpoint.fingerprint import differences, fingerprint
+from trainer.config import RunConfig
 
 
 def changed(*overrides: str) -> list[str]:
@@ -101,3 +102,12 @@ def test_runs_of_the_mathematics_presets_go_on_though_their_row_has_another_name
     del before["algorithm.overlong_tokens"]
 
     assert differences(before, now) == []
+
+
+def test_a_run_goes_on_with_its_adapters_alone() -> None:
+    saved = fingerprint(RunConfig.model_validate({"model": {"lora": {"rank": 8}}}))
+    other = RunConfig.model_validate({"model": {"lora": {"rank": 16}}, "checkpoint": {"merged": False}})
+
+    assert differences(saved, fingerprint(other)) == ["model.lora.rank: 8 -> 16"]
+    before_there_were_any = {name: value for name, value in fingerprint(RunConfig()).items() if "lora" not in name}
+    assert differences(before_there_were_any, fingerprint(RunConfig())) == []

@@ -102,6 +102,37 @@ def test_tensor_parallel_splits_activations_and_a_kl_term_needs_a_reference() ->
     assert waiting_usage(config, shape, Layout(8)) == 12 * 7_615_616_512 // 8
 
 
+def test_adapters_have_the_state_and_the_base_is_the_reference() -> None:
+    settings = ["model.lora.rank=32", "train.offload=false"]
+    config, shape = resolve("7B_n4", "memagent", settings).config, SHAPES["qwen2.5-7b-instruct"]
+    # 28 layers of 2 x (3584 + 3584), 2 x (3584 + 512), 3 x (3584 + 18944), rank 32: PEFT counts as many.
+    adapters = 28 * 32 * (2 * 7168 + 2 * 4096 + 3 * 22528)
+
+    usage = training_usage(config, shape, Layout(1))
+
+    assert shape.adapter_parameters(config.model.lora) == adapters == 80_740_352
+    assert usage.parts["state"] == 16 * adapters
+    assert usage.parts["base"] == 2 * 7_615_616_512
+    assert usage.parts["reference"] == 0
+    assert waiting_usage(config, shape, Layout(1)) == 12 * adapters + 2 * 7_615_616_512
+    assert disk_usage(config, shape, 5).parts["recover"] == 2 * 12 * adapters
+    assert disk_usage(config, shape, 5).parts["checkpoints"] == 5 * (2 * 7_615_616_512 + 4 * adapters)
+
+
+def test_adapters_are_proposed_where_all_weights_do_not_fit() -> None:
+    settings = ["n_nodes=1", "n_gpus_per_node=2", "allocation_mode=sglang:d1+fsdp:d1"]
+
+    plan = plan_preset("7B_n4", "memagent", settings)
+    instead = plan_preset("7B_n4", "memagent", [*settings, "model.lora.rank=32"])
+
+    fix = next(one.fix for one in plan.findings if one.check == "memory" and "training" in one.message)
+    assert not plan.fits
+    assert "model.lora.rank=32 (docs/lora.md)" in fix
+    message = next(one.message for one in instead.findings if "a training GPU needs" in one.message)
+    assert "base 14.2 GiB" in message
+    assert "a GPU of 48 GB is enough" in message
+
+
 def test_the_kv_cache_of_a_server() -> None:
     config, shape = resolve("1.5B_n1").config, SHAPES["deepseek-r1-distill-qwen-1.5b"]
 

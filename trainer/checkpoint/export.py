@@ -1,6 +1,9 @@
 """Persistent checkpoints in Hugging Face format, complete once they have their name: nothing is converted later.
 
 All ranks write (trainer/checkpoint/shards.py), while the training waits or in the background.
+
+Where adapters are trained, a checkpoint is the whole model with them merged in, and has them in PEFT's format in its
+folder `adapter`; with checkpoint.merged=false it is the adapter alone.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ from typing import Any
 
 import torch
 
+from trainer.adapter_folder import INSIDE
 from trainer.checkpoint.background import BackgroundWriter, HostCopy, Record
 from trainer.checkpoint.shards import Shards, write_shards
 from trainer.disk import disk_of
 from trainer.errors import RunError
 from trainer.files import disk_error, is_full, replace_tree, sync_tree, tree_bytes
+from trainer.train.adapterfiles import write_adapter
 from trainer.train.distributed import World
 from trainer.train.learner import Learner
+from trainer.train.lora import Adapter, has_adapters
 from trainer.train.model import save_description
 from trainer.weights.folders import caught
 from trainer.weights.source import served_state
@@ -41,7 +47,7 @@ def export(learner: Learner, tokenizer: Any, folder: Path) -> Record:
         RunError: it cannot be written; nothing is left at `folder`.
     """
     began = time.perf_counter()
-    record = _write(_shards(learner), learner.policy.lm, tokenizer, folder, learner.world)
+    record = _write(_contents(learner), learner, tokenizer, folder, learner.world)
     seconds = round(time.perf_counter() - began, 4)
     return record | {"seconds": seconds, "stall_s": seconds}
 
@@ -74,12 +80,12 @@ class BackgroundExport:
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()  # until then it reads from the host memory
-        shards = _shards(self._learner)
+        shards, adapters = _contents(self._learner)
         shards = replace(shards, parts=self._copy.take(shards.parts))
         stall = round(time.perf_counter() - began, 4)
 
         def work(apart: World) -> Record:
-            record = _write(shards, self._learner.policy.lm, self._tokenizer, folder, apart)
+            record = _write((shards, adapters), self._learner, self._tokenizer, folder, apart)
             record |= {"seconds": round(time.perf_counter() - began, 4), "stall_s": stall}
             done(record)
             return record
@@ -87,13 +93,35 @@ class BackgroundExport:
         self._saving = self._writer.start(self._learner.world, work)
 
 
+Contents = tuple[Shards, dict[str, Adapter]]
+"""Weights, with adapters merged in, and these: whole, by the name of the weight that each belongs to."""
+
+
 def _shards(learner: Learner) -> Shards:
-    return Shards.of(served_state(learner), learner.world.dtype)
+    """Only looks: adapters are not merged in."""
+    weights, adapters = served_state(learner)
+    only_adapters = adapters and not learner.config.checkpoint.merged
+    return Shards.of({} if only_adapters else weights, learner.world.dtype)
 
 
-def _write(shards: Shards, lm: Any, tokenizer: Any, folder: Path, world: World) -> Record:
+def _contents(learner: Learner) -> Contents:
+    """Collective. What adapters are merged into is in host memory: it would be the weights a second time."""
+    if not has_adapters(learner.policy):
+        return _shards(learner), {}
+    learner.wake(state=False)
+    shards, (weights, adapters) = _shards(learner), served_state(learner)
+    merged = {
+        name: one.merged_part(weights[name]).to("cpu", learner.world.dtype)
+        for name, one in adapters.items()
+        if name in shards.parts
+    }
+    return replace(shards, parts=shards.parts | merged), {name: one.gathered() for name, one in adapters.items()}
+
+
+def _write(contents: Contents, learner: Learner, tokenizer: Any, folder: Path, world: World) -> Record:
     """Write a folder under a temporary name, and give it its own when it is complete. Collective."""
     temporary = folder.with_name(folder.name + ".tmp")
+    (shards, adapters), lm = contents, learner.policy.lm
 
     def begin() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -101,11 +129,15 @@ def _write(shards: Shards, lm: Any, tokenizer: Any, folder: Path, world: World) 
 
     def finish() -> None:
         save_description(lm, world.dtype, tokenizer, temporary)
+        if adapters:
+            own = temporary / INSIDE if shards.pieces else temporary
+            write_adapter(own, str(lm.name_or_path), learner.config.model.lora, adapters)
         sync_tree(temporary)
         replace_tree(temporary, folder)
 
     _agree(caught(begin) if world.is_main else None, folder, temporary, world)
-    _agree(caught(lambda: write_shards(shards, temporary, world)), folder, temporary, world)
+    if shards.pieces:
+        _agree(caught(lambda: write_shards(shards, temporary, world)), folder, temporary, world)
     _agree(caught(finish) if world.is_main else None, folder, temporary, world)
     return {"path": str(folder), "bytes": tree_bytes(folder) if world.is_main else 0}
 

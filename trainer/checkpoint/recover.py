@@ -29,7 +29,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.utils._pytree import tree_leaves
@@ -41,6 +41,7 @@ from trainer.errors import RunError
 from trainer.files import disk_error, is_full, remove_tree, replace_tree, sha256, sync, tree_bytes, write_atomic
 from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
+from trainer.train.lora import has_adapters, is_adapter
 
 MOST_WRITERS = 8
 """Most threads that write and hash one rank's files."""
@@ -173,6 +174,7 @@ class RecoverStore(Slots):
             learner.optimizer,
             model_state_dict=tensors["model"],
             optim_state_dict=tensors["optimizer"],
+            options=StateDictOptions(strict=not has_adapters(learner.policy)),
         )
         torch.set_rng_state(tensors["rng"])
         learner.optimizer_steps = slot.state.optimizer_steps
@@ -234,7 +236,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _tensors(learner: Learner) -> dict[str, Any]:
-    """State dict in DCP's form, keyed by parameter name so that it does not depend on the number of ranks."""
+    """State dict in DCP's form, keyed by parameter name so that it does not depend on the number of ranks.
+
+    Of a model with adapters it has these alone: its base is read from where the run began.
+    """
     unused = not learner.optimizer.state
     model, optimizer = cast(tuple[dict[str, Any], dict[str, Any]], get_state_dict(learner.policy, learner.optimizer))
     if unused:
@@ -242,6 +247,8 @@ def _tensors(learner: Learner) -> dict[str, Any]:
         # Adam's bias correction would differ from that of a run which was saved at another moment.
         for state in learner.optimizer.state.values():
             state["step"].zero_()
+    if has_adapters(learner.policy):
+        model = {name: tensor for name, tensor in model.items() if is_adapter(name)}
     if len(optimizer["param_groups"]) > KINDS:
         optimizer["param_groups"] = _groups_joined(learner, optimizer["param_groups"])
     return {"model": model, "optimizer": optimizer, "rng": torch.get_rng_state()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from trainer.adapter_folder import is_adapter_folder
 from trainer.engines.base import EngineError
 from trainer.engines.http import Json, Server, ServerPool
 from trainer.engines.options import ServerOptions, Setting
@@ -58,6 +59,8 @@ class Dialect(Protocol):
     tried_versions: tuple[str, ...]
     shares_batches: bool
     """Whether the server itself reads once what prompts begin with that come at the same moment."""
+    adapters: bool = False
+    """Whether a server keeps the weights that it was started with, version 0, and later versions are adapters."""
 
     def argv(self, options: ServerOptions, port: int) -> tuple[str, ...]:
         """Command line of a server, without the interpreter."""
@@ -128,6 +131,30 @@ class Dialect(Protocol):
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """Have a paused server load weights and call them `version`. UntouchedError: it kept the old ones."""
         ...
+
+    def adapter(self, server: Server) -> str:
+        """The adapter that requests to a server are for; empty for the weights that it was started with."""
+        return adapter_name(server.version) if self.adapters and server.version > 0 else ""
+
+    async def load_adapter(
+        self, pool: ServerPool, server: Server, folder: Path, version: int, load: str, unload: str
+    ) -> None:
+        """Have a paused server load an adapter in place of those that it has, or none where the folder is its model's.
+
+        load, unload: its routes for that.
+        """
+        control = pool.limits.control
+        listed = (await pool.call(server, "GET", "/v1/models", None, control)).get("data") or []
+        for name in (str(one["id"]) for one in listed if one.get("parent")):
+            await pool.call(server, "POST", unload, {"lora_name": name}, control)
+        if is_adapter_folder(folder):
+            body: Json = {"lora_name": adapter_name(version), "lora_path": str(folder)}
+            await pool.call(server, "POST", load, body, LOAD_DEADLINE)
+
+
+def adapter_name(version: int) -> str:
+    """What servers call the adapter of a version."""
+    return f"v{version}"
 
 
 def unreadable(answer: Json, name: str, error: Exception) -> EngineError:

@@ -53,6 +53,9 @@ class SGLangDialect(Dialect):
             arguments += ["--max-running-requests", str(options.max_running)]
         if options.deterministic:
             arguments += ["--enable-deterministic-inference"]
+        if options.lora_rank:
+            arguments += ["--enable-lora", "--max-loras-per-batch", "1", "--max-lora-rank", str(options.lora_rank)]
+            arguments += ["--lora-target-modules", *options.lora_targets]
         return tuple(arguments)
 
     def adapted(self, options: ServerOptions) -> Setting:
@@ -83,13 +86,14 @@ class SGLangDialect(Dialect):
         }
         if params.banned_token_ids:
             sampling["logit_bias"] = {str(token): -1e9 for token in params.banned_token_ids}
-        return {
+        body: Json = {
             "input_ids": ids,
             "sampling_params": sampling,
             "return_logprob": True,
             "logprob_start_len": -1,
             "extra_key": f"v{server.version}",
         }
+        return body | {"lora_path": adapter} if (adapter := self.adapter(server)) else body
 
     def read(self, answer: Json, name: str) -> Stretch:
         """See Dialect."""
@@ -136,6 +140,11 @@ class SGLangDialect(Dialect):
 
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """See Dialect. After most failures SGLang says that it rolled back, but it loads the new folder to do so."""
+        if self.adapters:
+            await self.load_adapter(pool, server, folder, version, "/load_lora_adapter", "/unload_lora_adapter")
+            renamed = {"new_version": str(version), "abort_all_requests": False}
+            await pool.call(server, "POST", "/update_weight_version", renamed, pool.limits.control)
+            return
         update: Json = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         try:
             await pool.call(server, "POST", "/update_weights_from_disk", update, LOAD_DEADLINE)

@@ -28,6 +28,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 UNNAMED = "default"
 # GiB of KV cache of a server on the CPU; ServerOptions.env may say otherwise.
 CPU_CACHE_GIB = "2"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that a server can be started for."""
 
 
 class VLLMDialect(Dialect):
@@ -70,6 +72,9 @@ class VLLMDialect(Dialect):
             arguments += ["--max-model-len", str(options.context_length)]
         if options.max_running:
             arguments += ["--max-num-seqs", str(options.max_running)]
+        if options.lora_rank:
+            rank = next((rank for rank in LORA_RANKS if rank >= options.lora_rank), options.lora_rank)
+            arguments += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
         return tuple(arguments)
 
     def environment(self, options: ServerOptions) -> dict[str, str]:
@@ -84,6 +89,8 @@ class VLLMDialect(Dialect):
             found |= {"VLLM_CPU_KVCACHE_SPACE": CPU_CACHE_GIB, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         if options.deterministic:
             found["VLLM_BATCH_INVARIANT"] = "1"
+        if options.lora_rank:
+            found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
         return found
 
     def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
@@ -100,7 +107,8 @@ class VLLMDialect(Dialect):
         }
         if params.banned_token_ids:
             sampling["logit_bias"] = {str(token): -1e9 for token in params.banned_token_ids}
-        return {"token_ids": ids, "sampling_params": sampling, "cache_salt": f"v{server.version}"}
+        body: Json = {"token_ids": ids, "sampling_params": sampling, "cache_salt": f"v{server.version}"}
+        return body | {"model": adapter} if (adapter := self.adapter(server)) else body
 
     def read(self, answer: Json, name: str) -> Stretch:
         """See Dialect."""
@@ -159,8 +167,11 @@ class VLLMDialect(Dialect):
 
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """See Dialect. The folder was checked before; whatever fails now leaves the weights in doubt."""
-        body: Json = {"method": "clusterkit_load", "args": [str(folder)]}
-        await pool.call(server, "POST", "/collective_rpc", body, LOAD_DEADLINE)
+        if self.adapters:
+            await self.load_adapter(pool, server, folder, version, "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+        else:
+            body: Json = {"method": "clusterkit_load", "args": [str(folder)]}
+            await pool.call(server, "POST", "/collective_rpc", body, LOAD_DEADLINE)
         await self._name(pool, server, version)
 
     async def _name(self, pool: ServerPool, server: Server, version: int) -> None:

@@ -35,6 +35,7 @@ from trainer.serving import registry
 from trainer.serving.host import server_options
 from trainer.serving.keeper import LocalServers
 from trainer.signals import StopFlag
+from trainer.train.adapterfiles import whole_model
 from trainer.train.distributed import single_world
 from trainer.train.gpu_footprint import out_of_memory
 from trainer.train.loading import look_at
@@ -80,7 +81,7 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     status, message, step, crashed = "failed", "", start.global_step, False
     try:
         if config.model.path:  # before its GPUs are asked for: what is wrong with a model shows without any
-            check_run(config, resolve_model(config.model.path, config.cache_dir))
+            check_run(config, model_folder(config, monitor, stop))
         elif config.reward.name == "memalpha" and config.trainer.type != "sft":
             make_reward(config)  # before minutes of warm-up: what is wrong with a judge shows now, too
         if not on_ray(config):
@@ -170,7 +171,7 @@ def servers(config: RunConfig, model: Path) -> AbstractContextManager[object]:
 def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
     """The checkpoint to start from: the one that is named, or the warmed-up tiny model, untrained for examples."""
     if config.model.path:
-        return resolve_model(config.model.path, config.cache_dir)
+        return whole_model(resolve_model(config.model.path, config.cache_dir), config.cache_dir)
     if config.trainer.type == "sft":
         return untrained_model(config)
 

@@ -16,7 +16,7 @@ from trainer.engines.http import ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.errors import UserError
 from trainer.paths import RunPaths
-from trainer.placement import gives_memory_away
+from trainer.placement import gives_memory_away, serves_adapters
 from trainer.rewards import Reward
 from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.controller import RolloutController
@@ -30,7 +30,7 @@ from trainer.tasks.base import TaskSource
 from trainer.train.distributed import World
 from trainer.train.learner import Learner
 from trainer.train.logprobs import PolicyModel
-from trainer.weights.choose import make_publisher
+from trainer.weights.choose import make_adapter_publisher, make_publisher
 from trainer.weights.publisher import Outlet, Publisher
 
 
@@ -52,6 +52,8 @@ def served_sampler(
         outlet = Outlet(served.engine, served.loop.submit, stop) if served is not None else None
         shared = config.allocation is not None and config.allocation.colocated
         run, trades = RunPaths.of(config).logs, gives_memory_away(config)
+        if serves_adapters(config):
+            return make_adapter_publisher(learner, outlet, tokenizer, config.weights, run)
         return make_publisher(learner, outlet, tokenizer, config.weights, run, shares_gpus=shared, trades_memory=trades)
 
     return ServedSampler(config, parts.source, parts.course, world, stop, served, publisher)
@@ -61,7 +63,7 @@ def serve(parts: SamplerParts, model: Path) -> Served:
     """Rank 0's engine, its servers, and the thread in which it talks to them."""
     config = parts.config
     collect_seldom()
-    dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm")
+    dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm", serves_adapters(config))
     loop = BackgroundLoop()
     pool = ServerPool(dialect.health_path)
     # A server that died is started again by its host: until then nothing is lost and nothing fails.

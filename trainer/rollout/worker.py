@@ -36,6 +36,7 @@ from trainer.errors import UserError
 from trainer.judge.priority_limiter import ORDER
 from trainer.metrics import log_file
 from trainer.paths import RunPaths
+from trainer.placement import serves_adapters
 from trainer.rewards.make import make_reward
 from trainer.rollout.controller import RolloutController, SamplingPlan
 from trainer.train.model import load_tokenizer
@@ -72,7 +73,7 @@ class _Controller:
         self.pipe, self.config = pipe, config
         tokenizer = load_tokenizer(job.model)
         agent = make_agent(config, tokenizer)
-        dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm")
+        dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm", serves_adapters(config))
         self.pool = ServerPool(dialect.health_path)
         # Of this share of the servers the last one may be lost: rank 0 then tells others, and whether all are enough.
         self.pool.least, self.pool.patience = 1, config.serving.patience_seconds or config.serving.start_seconds

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer.config import RunConfig
+from trainer.config_lora import ALL_LINEAR
 from trainer.connections import LONG_IDLE_S
 from trainer.engines.dialect import Kind
 from trainer.engines.http import Server
@@ -20,7 +21,7 @@ from trainer.engines.launching import check_options, launch
 from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
-from trainer.placement import gives_memory_away
+from trainer.placement import gives_memory_away, serves_adapters
 from trainer.serving import registry
 from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
@@ -149,6 +150,8 @@ def server_options(
         memory_fraction=config.rollout.gpu_memory_fraction,
         context_length=c.context_length or config.model.context_window,
         max_running=config.rollout.max_running,
+        lora_rank=config.model.lora.rank if serves_adapters(config) else 0,
+        lora_targets=("all",) if config.model.lora.targets == [ALL_LINEAR] else tuple(config.model.lora.targets),
         flags=(*((MEMORY_SAVER,) if gives_memory_away(config) else ()), *c.flags),
         start_seconds=c.start_seconds,
         python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,

@@ -12,7 +12,7 @@ from heapq import nlargest
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.base_run import Attempt, Clock, SteppedRun
 from trainer.errors import UserError
@@ -24,7 +24,7 @@ from trainer.sft.encoding import Encoder
 from trainer.tasks.examples import Example, load_examples
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
-from trainer.train.logprobs import PolicyModel, token_logprobs
+from trainer.train.logprobs import token_logprobs
 from trainer.train.model import context_window, load_tokenizer
 from trainer.train.packing import PackedBatch
 from trainer.types import Row
@@ -41,7 +41,7 @@ class SftLearner(Learner):
         stats.values.pop("behave_ratio_max_dev", None)  # nothing was sampled
         return stats
 
-    def _forward(self, batch: PackedBatch, model: PolicyModel) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: PackedBatch, model: nn.Module) -> tuple[Tensor, Tensor]:
         return token_logprobs(model, batch, 1.0, self.config.train.logprob_chunk)
 
     def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -57,7 +57,7 @@ def start_config(config: RunConfig) -> RunConfig:
         "minibatches": 1,
         "offload": False,  # nothing else is on the GPUs yet
     }
-    only_last = {"save_freq_steps": 0, "save_freq_epochs": 0, "save_freq_secs": 0.0}
+    only_last = {"save_freq_steps": 0, "save_freq_epochs": 0, "save_freq_secs": 0.0, "merged": True}
     sections = {
         "task": SftConfig(path=str(examples_path(config)), eval_fraction=s.eval_fraction),
         "rollout": RolloutConfig(batch_size=s.batch_size),

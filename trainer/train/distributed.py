@@ -256,8 +256,10 @@ def shard(policy: nn.Module, world: World) -> None:
         return
     half = world.dtype != torch.float32
     precision = MixedPrecisionPolicy(world.dtype, torch.float32) if half else MixedPrecisionPolicy()
-    # With one rank nothing is saved by giving the gathered weights back between the passes.
-    keep: dict[str, Any] = {} if world.data_size > 1 else {"reshard_after_forward": False}
+    # With one rank little is saved by giving the gathered weights back between the passes, but where a base is frozen
+    # they are as large as all that is kept of it.
+    frozen = any(not parameter.requires_grad for parameter in policy.parameters())
+    keep: dict[str, Any] = {} if world.data_size > 1 or frozen else {"reshard_after_forward": False}
     mesh = world.mesh[DATA]
     for layer in policy.lm.model.layers:  # type: ignore[union-attr]
         fully_shard(layer, mesh=mesh, mp_policy=precision, **keep)
@@ -271,7 +273,7 @@ def keeps_whole_gradients(policy: nn.Module, world: World) -> bool:
     """
     if world.device.type != "cuda":
         return True
-    parameters = sum(p.numel() for p in policy.parameters()) // world.tensor_size
+    parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad) // world.tensor_size
     return 4 * parameters <= WHOLE_GRADIENTS * torch.cuda.get_device_properties(world.device).total_memory
 
 

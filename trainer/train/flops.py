@@ -9,6 +9,8 @@ head each, half of it is masked; forward and backward are three times that. A la
 attention too: MFU is of what was computed (`mfu`), and beside it stands what whole rows would have taken in the same
 time (`mfu_of_rows`). Recomputed activations do not count (that
 would be HFU), nor do the optimizer and the elementwise operations. MFU = FLOPs / seconds / ranks / peak of one GPU.
+
+With adapters (LoRA) the frozen matrices get no gradients: 4 in place of 6 for body and head, and 6·P_adapters·T on top.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 
 from trainer.train.families import windows
+from trainer.train.lora import is_adapter
 
 # Dense bfloat16 tensor-core FLOP/s by the data sheets, by a part of torch.cuda.get_device_name(); the first that is
 # found counts.
@@ -50,22 +53,28 @@ PEAK_BF16: tuple[tuple[str, float], ...] = (
 class ModelFlops:
     """Sizes that the FLOPs of a model depend on. body, head: parameters. attention: layers · heads · head size.
 
-    windows: how many layers have which sliding window, in tokens; None: none.
+    windows: how many layers have which sliding window, in tokens; None: none. adapters: parameters that are trained in
+    place of all others; 0: all are.
     """
 
     body: int
     head: int
     attention: int
     windows: tuple[tuple[int | None, int], ...] = ((None, 1),)
+    adapters: int = 0
 
     @classmethod
     def of(cls, lm: Any) -> ModelFlops:
         """Of a transformers causal language model, sharded or not."""
         c = lm.config
         size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        body = sum(p.numel() for p in lm.model.layers.parameters() if p.ndim == 2)
+        matrices = [(name, p.numel()) for name, p in lm.model.layers.named_parameters() if p.ndim == 2]
+        adapters = sum(size for name, size in matrices if is_adapter(name))
+        body = sum(size for _, size in matrices) - adapters
         counts = tuple(Counter(windows(c)).items())
-        return cls(body, lm.lm_head.weight.numel(), c.num_hidden_layers * c.num_attention_heads * size, counts)
+        return cls(
+            body, lm.lm_head.weight.numel(), c.num_hidden_layers * c.num_attention_heads * size, counts, adapters
+        )
 
     def squares(self, spans: Iterable[tuple[int, int]]) -> float:
         """Σ end² - start² of segments whose tokens stand at the positions start … end - 1 of their rows, or what a
@@ -80,11 +89,13 @@ class ModelFlops:
 
     def forward(self, tokens: float, loss_tokens: float, squares: float) -> float:
         """FLOPs of a forward pass over rows of Σ length = `tokens`, `squares` (see there)."""
-        return 2.0 * (self.body * tokens + self.head * loss_tokens + self.attention * squares)
+        matrices = (self.body + self.adapters) * tokens + self.head * loss_tokens
+        return 2.0 * (matrices + self.attention * squares)
 
     def training(self, tokens: float, loss_tokens: float, squares: float) -> float:
         """FLOPs of forward and backward pass; the module's formula."""
-        return 3.0 * self.forward(tokens, loss_tokens, squares)
+        frozen = self.body * tokens + self.head * loss_tokens if self.adapters else 0.0
+        return 3.0 * self.forward(tokens, loss_tokens, squares) - 2.0 * frozen
 
 
 def _square(length: int, window: int | None) -> int:

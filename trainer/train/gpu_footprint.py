@@ -11,6 +11,7 @@ from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
 from trainer.placement import gives_memory_away
 from trainer.train.distributed import World
+from trainer.train.lora import is_adapter
 from trainer.train.model import compute_dtype
 
 STATE_BYTES = 16
@@ -38,20 +39,25 @@ class Footprint:
 
         ranks: of the trainer; tensor: those that share a layer. sharded: the weights are FSDP's (one rank, too).
         """
-        whole = sum(p.numel() for p in lm.parameters())
-        layers = [sum(p.numel() for p in layer.parameters()) for layer in lm.model.layers]
+        adapters = sum(p.numel() for n, p in lm.named_parameters() if is_adapter(n))
+        whole = sum(p.numel() for p in lm.parameters()) - adapters
+        layers = [sum(p.numel() for n, p in layer.named_parameters() if not is_adapter(n)) for layer in lm.model.layers]
         rest = whole - sum(layers)  # embedding, last norm and head are whole on all ranks that share a layer
         own = sum(layers) / ranks + rest * tensor / ranks
         width = compute_dtype(config.model).itemsize
         beside = 0.0
-        if config.algorithm.kl_coef > 0:
+        if config.algorithm.kl_coef > 0 and not adapters:
             beside += width * own  # the reference
         if sharded and config.engine == "embedded":
             beside += width * whole  # what samples
         gathered = 0.0
         if sharded:  # weights to compute with: of one layer, or all where they are not given back between the passes
-            gathered = width * (rest + (sum(layers) if ranks == tensor else max(layers, default=0)) / tensor)
-        return cls(whole, ranks, round(WEIGHT_BYTES * own + beside), round(STATE_BYTES * own + beside + gathered))
+            kept = ranks == tensor and not adapters
+            gathered = width * (rest + (sum(layers) if kept else max(layers, default=0)) / tensor)
+        # A frozen base has the dtype of the passes, and neither gradients nor moments.
+        loaded, trained = (width * own, width * own) if adapters else (WEIGHT_BYTES * own, STATE_BYTES * own)
+        loaded, trained = loaded + WEIGHT_BYTES * adapters / ranks, trained + STATE_BYTES * adapters / ranks
+        return cls(whole, ranks, round(loaded + beside), round(trained + beside + gathered))
 
 
 def require_room(lm: Any, config: RunConfig, world: World) -> None:
@@ -80,8 +86,8 @@ def room_problem(footprint: Footprint, free: int, size: int, shared: bool = Fals
     )
     if need > size:
         return UserError(
-            f"{needs} there is too little: give allocation_mode more training GPUs, or choose a smaller model "
-            "(`clusterkit presets plan` works it out)"
+            f"{needs} there is too little: give allocation_mode more training GPUs, train low-rank adapters "
+            "(model.lora.rank=32), or choose a smaller model (`clusterkit presets plan` works it out)"
         )
     if (footprint.loaded if shared else need) > free:
         return RunError(

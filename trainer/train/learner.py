@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.algorithms.losses import k3_kl, ratio_of
 from trainer.algorithms.objective import objective
@@ -124,7 +124,7 @@ class Learner:
         if state:
             self.host.fetch_state(self.optimizer, self.world.device)
 
-    def logprobs(self, rows: list[Row], policy: PolicyModel | None = None) -> list[list[float]]:
+    def logprobs(self, rows: list[Row], policy: nn.Module | None = None) -> list[list[float]]:
         """Log-probs of every row's response under the present policy (or another one), computed on all ranks.
 
         Args:
@@ -299,7 +299,7 @@ class Learner:
             f"{', or '.join(remedies)}; the same command then goes on from the last recover checkpoint"
         )
 
-    def _forward(self, batch: PackedBatch, model: PolicyModel) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: PackedBatch, model: nn.Module) -> tuple[Tensor, Tensor]:
         return token_logprobs(model, batch, self.config.rollout.temperature, self.config.train.logprob_chunk)
 
     def _loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,6 +23,7 @@ from trainer.config_parts import ModelConfig
 from trainer.train.distributed import World, own_region
 from trainer.train.gpu_footprint import require_room
 from trainer.train.logprobs import PolicyModel
+from trainer.train.lora import AdaptedWeights, add_adapters
 from trainer.train.model import check_weights, copy_in, empty_lm, load_lm, readable
 from trainer.train.tensorparallel import share_out_layers
 from trainer.train.weightfiles import WeightFiles, Weights, WholeWeights, has_safetensors
@@ -35,8 +36,8 @@ Owner = tuple[nn.Module, str]
 class Origin:
     """The model that a run starts from, on one of its ranks.
 
-    lm: what is to be trained, whole on the rank's device where there is no mesh; else its parameters are on the meta
-    device, and their values in `weights`, for `Learner` to share out and fill.
+    lm: what is to be trained, with its adapters (model.lora), whole on the rank's device where there is no mesh; else
+    its parameters are on the meta device, and their values in `weights`, for `Learner` to share out and fill.
 
     Raises:
         UserError: the folder holds no model that can be trained here, or training it can never fit into the GPU.
@@ -47,12 +48,17 @@ class Origin:
         self.config, self.world = config, world
         self.weights: Weights | None = None
         if world.mesh is None:
-            lm = load_lm(folder, config.model, torch.float32)
+            lm = self._adapted(load_lm(folder, config.model, torch.float32))
             require_room(lm, config, world)
             self.lm = lm.to(world.device)
         else:
-            self.lm, self.weights = open_checkpoint(folder, config.model)
+            lm, weights = open_checkpoint(folder, config.model)
+            self.lm = self._adapted(lm)
+            self.weights = AdaptedWeights(weights, lm, config.seed) if config.model.lora.rank else weights
             require_room(self.lm, config, world)
+
+    def _adapted(self, lm: Any) -> Any:
+        return add_adapters(lm, self.config.model.lora, self.world.dtype, self.config.seed)
 
     def replica(self) -> Any:
         """The whole model for sampling, in the dtype of the passes; `lm` itself where there is no mesh."""

@@ -31,11 +31,11 @@ class _WideScores(torch.autograd.Function):
         return hidden.float() @ weight.float().t()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor]:
-        """Gradients in the layer's own dtype, summed in float32 by the matrix product."""
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor | None]:
+        """Gradients in the layer's own dtype, summed in float32 by the matrix product; the weight's where it learns."""
         hidden, weight = ctx.saved_tensors
         grad = grads[0].to(weight.dtype)
-        return grad @ weight, grad.t() @ hidden
+        return grad @ weight, grad.t() @ hidden if ctx.needs_input_grad[1] else None
 
 
 def _scores(hidden: Tensor, lm: Any) -> Tensor:

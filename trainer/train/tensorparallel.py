@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from trainer.config import RunConfig
@@ -41,6 +43,27 @@ def check_split(model: Any, ranks: int) -> None:
         )
 
 
+class _ByColumns(ColwiseParallel):
+    """As its base, of layers with an adapter, too: A is whole on all ranks, B is shared out as the weight is."""
+
+    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        _share_out(module, device_mesh, {"weight": Replicate() if name == "lora_A" else Shard(0), "bias": Shard(0)})
+
+
+class _ByRows(RowwiseParallel):
+    """As its base, of layers with an adapter, too: A is shared out as the weight is, B is whole on all ranks."""
+
+    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        _share_out(module, device_mesh, {"weight": Replicate() if name == "lora_B" else Shard(1), "bias": Replicate()})
+
+
+def _share_out(module: nn.Module, mesh: DeviceMesh, placements: dict[str, Placement]) -> None:
+    """Make DTensors of a module's own parameters; those of modules within it have their turn."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        part = distribute_tensor(parameter, mesh, [placements[name]])
+        module.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+
+
 def split_layers(lm: Any, world: World) -> None:
     """Share the layers of a transformers model out over the ranks of a row of the mesh, in place; before FSDP.
 
@@ -51,19 +74,22 @@ def split_layers(lm: Any, world: World) -> None:
     assert world.mesh is not None
     for layer in lm.model.layers:
         plan: dict[str, Any] = {
-            "self_attn.q_proj": ColwiseParallel(),
-            "self_attn.k_proj": ColwiseParallel(),
-            "self_attn.v_proj": ColwiseParallel(),
-            "self_attn.o_proj": RowwiseParallel(),
-            "mlp.gate_proj": ColwiseParallel(),
-            "mlp.up_proj": ColwiseParallel(),
-            "mlp.down_proj": RowwiseParallel(),
+            "self_attn.q_proj": _ByColumns(),
+            "self_attn.k_proj": _ByColumns(),
+            "self_attn.v_proj": _ByColumns(),
+            "self_attn.o_proj": _ByRows(),
+            "mlp.gate_proj": _ByColumns(),
+            "mlp.up_proj": _ByColumns(),
+            "mlp.down_proj": _ByRows(),
         }
         for norm in ("q_norm", "k_norm"):
             if hasattr(layer.self_attn, norm):
                 # Every rank norms its own heads [1, tokens, heads, d] with one weight: its gradient is summed.
                 plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
+        trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
         parallelize_module(layer, world.mesh[TENSOR], plan)
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(trained[name])  # SequenceParallel has frozen norms learn
 
 
 def share_out_layers(policy: nn.Module, world: World) -> None:
@@ -82,11 +108,12 @@ def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, A
     time, so tensor parallel weights are groups of their own.
     """
     groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
-    for parameter in policy.parameters():
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    for parameter in trained:
         mesh = getattr(parameter, "device_mesh", None)
         groups.setdefault((parameter.ndim < 2, 0 if mesh is None else mesh.ndim), []).append(parameter)
     if len({dimensions for _, dimensions in groups}) < 2:  # also where a kind is empty: checkpoints know two groups
-        kinds = [[p for p in policy.parameters() if (p.ndim < 2) is plain] for plain in (False, True)]
+        kinds = [[p for p in trained if (p.ndim < 2) is plain] for plain in (False, True)]
     else:
         kinds = [groups[key] for key in sorted(groups)]
     return [{"params": kind, "weight_decay": weight_decay if kind and kind[0].ndim >= 2 else 0.0} for kind in kinds]

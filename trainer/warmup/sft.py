@@ -68,7 +68,7 @@ def content_key(config: RunConfig) -> str:
     task = as_class(FactsConfig if memory else RecallConfig, config.task)
     agent = config.agent if memory else taught_agent(config)
     parts = {
-        "model": config.model.model_dump(),
+        "model": config.model.model_dump(exclude={"lora"}),  # the warm-up trains all weights
         # A task or agent of the user's own is warmed up like ours: its name and options change nothing here.
         "task": task.model_dump(),
         "agent": agent.model_dump(),

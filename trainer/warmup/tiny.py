@@ -147,7 +147,7 @@ def untrained_model(config: RunConfig) -> Path:
             f"{examples.path} has {len(words)} different words and a model built from nothing learns at most "
             f"{MOST_WORDS}: use a checkpoint with model.path, such as --preset 135M_cpu"
         )
-    key = json.dumps([config.model.model_dump(), config.seed, words], sort_keys=True)
+    key = json.dumps([config.model.model_dump(exclude={"lora"}), config.seed, words], sort_keys=True)
     folder = cache_folder(config) / "untrained" / hashlib.sha256(key.encode()).hexdigest()[:20]
     if not (folder / "config.json").exists():
         tokenizer = make_tokenizer(words)

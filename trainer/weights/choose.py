@@ -14,6 +14,7 @@ from trainer.config_parts import WeightsConfig
 from trainer.errors import UserError
 from trainer.hf_folder import served_dtype
 from trainer.train.learner import Learner
+from trainer.weights.adapters import AdapterPublisher
 from trainer.weights.colocated import ColocatedPublisher
 from trainer.weights.folders import FolderPublisher, choose_root
 from trainer.weights.nccl import NcclPublisher
@@ -65,6 +66,17 @@ def make_publisher(
     if outlet is not None:
         log.info("weights go through %s%s", root, f": {problem}" if problem else "")
     return folders
+
+
+def make_adapter_publisher(
+    learner: Learner, outlet: Outlet | None, tokenizer: Any, config: WeightsConfig, run: Path
+) -> Publisher:
+    """As `make_publisher`, for servers that keep the base's weights (`placement.serves_adapters`)."""
+    dtype = getattr(torch, learner.world.broadcast(served_dtype(outlet.engine.model) if outlet is not None else ""))
+    root = choose_root(
+        config.folder, run, outlet, 4 * sum(p.numel() for p in learner.policy.parameters() if p.requires_grad)
+    )
+    return AdapterPublisher(learner, outlet, tokenizer, root, bucket_bytes=config.bucket_mb << 20, dtype=dtype)
 
 
 def _is_sglang(outlet: Outlet | None) -> bool:

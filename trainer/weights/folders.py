@@ -67,7 +67,7 @@ class FolderPublisher:
         began = time.perf_counter()
         written = self.write(version)
         prepared = time.perf_counter() - began
-        stats = PublishStats(version, "disk", self.source.nbytes, prepared)
+        stats = PublishStats(version, "disk", self.nbytes, prepared)
         outlet = self._outlet
         update = outlet.submit(_hand_over(outlet, written, version)) if outlet is not None else None
         wait_together(self.world, update)
@@ -78,6 +78,11 @@ class FolderPublisher:
         else:
             agree(self.world, None)
         return self.world.broadcast(replace(stats, total_seconds=time.perf_counter() - began))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one version."""
+        return self.source.nbytes
 
     def offer(self) -> None:
         """See Publisher: every version is in a folder."""
@@ -91,7 +96,7 @@ class FolderPublisher:
         folder = self.root / f"v{version}"
         temporary = folder.with_name(folder.name + ".tmp")
         main = self.world.is_main
-        problem = caught(lambda: _fresh(temporary)) if main else None
+        problem = caught(lambda: fresh(temporary)) if main else None
         flat = self.source.buffer() if main else None
         files: dict[str, str] = {}
         self.source.open()
@@ -112,7 +117,7 @@ class FolderPublisher:
             problem = caught(lambda: self._finish(temporary, folder, files))
         if problem is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-        agree(self.world, _explained(problem, folder))
+        agree(self.world, explained(problem, folder))
         return folder
 
     def used(self, folder: Path) -> None:
@@ -199,13 +204,15 @@ def caught(work: Callable[[], object]) -> Exception | None:
     return None
 
 
-def _fresh(folder: Path) -> None:
+def fresh(folder: Path) -> None:
+    """Make an empty folder."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
 
 
-def _explained(problem: Exception | None, folder: Path) -> Exception | None:
+def explained(problem: Exception | None, folder: Path) -> Exception | None:
+    """The same problem, in words where it is the disk's."""
     system = disk_error(problem) if problem is not None else None
     if system is None:
         return problem

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
 from trainer.train.logprobs import PolicyModel
+from trainer.train.lora import Adapter, split_state
 from trainer.weights.buckets import Bucket, Piece, plan_buckets
 
 PREFIX = "lm."
@@ -37,11 +38,12 @@ class WeightSource:
         self.buckets = plan_buckets(
             (
                 Piece(name, dtype if t.is_floating_point() else t.dtype, tuple(t.shape))
-                for name, t in served_state(learner).items()
+                for name, t in served_state(learner)[0].items()
             ),
             bucket_bytes,
         )
         self._state: dict[str, Tensor] = {}
+        self._adapters: dict[str, Adapter] = {}
 
     @property
     def nbytes(self) -> int:
@@ -60,11 +62,11 @@ class WeightSource:
 
     def open(self) -> None:
         """Take hold of the present weights. Every rank, before `fill`; nothing may train until `close`."""
-        self._state = served_state(self.learner)
+        self._state, self._adapters = served_state(self.learner)
 
     def close(self) -> None:
         """Let go of the weights."""
-        self._state = {}
+        self._state, self._adapters = {}, {}
 
     @torch.no_grad()
     def fill(self, bucket: Bucket, flat: Tensor | None) -> None:
@@ -77,15 +79,20 @@ class WeightSource:
         """
         names = [piece.name for piece in bucket.pieces]
         views = dict(zip(names, bucket.views(flat), strict=True)) if flat is not None else {}
-        by_rows = [piece for piece in bucket.pieces if _split_by_rows(self._state[piece.name], self.world)]
+        tensors = {name: self._merged(name) for name in names}
+        by_rows = [piece for piece in bucket.pieces if _split_by_rows(tensors[piece.name], self.world)]
         if by_rows:
-            self._gather(by_rows, views)
+            self._gather(by_rows, [local_part(tensors[piece.name]) for piece in by_rows], views)
         rest = [piece for piece in bucket.pieces if piece not in by_rows]
-        whole = [_whole(self._state[piece.name], piece.dtype) for piece in rest]
+        whole = [_whole(tensors[piece.name], piece.dtype) for piece in rest]
         if views and rest:
             _copy([views[piece.name] for piece in rest], whole)
 
-    def _gather(self, pieces: list[Piece], views: dict[str, Tensor]) -> None:
+    def _merged(self, name: str) -> Tensor:
+        adapter = self._adapters.get(name)
+        return self._state[name] if adapter is None else adapter.merged(self._state[name])
+
+    def _gather(self, pieces: list[Piece], locals_: list[Tensor], views: dict[str, Tensor]) -> None:
         """Bring the row shards of several tensors together in one message a rank; each casts its own first."""
         size, device = self.world.size, self.world.device
         # FSDP2 splits rows as torch.chunk does: all ranks but the last ones have the same number.
@@ -101,7 +108,6 @@ class WeightSource:
             return message[starts[index] : end].view(piece.dtype).view(count, *piece.shape[1:])
 
         everyone = range(len(pieces))
-        locals_ = [local_part(self._state[piece.name]) for piece in pieces]
         _copy([part(sent, i, self.world.rank) for i in everyone], locals_)
         received = [torch.empty_like(sent) for _ in range(size)] if views else None
         if self.everywhere:
@@ -119,12 +125,15 @@ class WeightSource:
             _copy(into, parts)
 
 
-def served_state(learner: Learner) -> dict[str, Tensor]:
-    """Hugging Face name -> weight or shard of it, tied weights once. Only looks, moves nothing between ranks."""
+def served_state(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Adapter]]:
+    """Hugging Face name -> weight or shard of it, tied weights once; name -> the adapter that is to be merged into it.
+
+    Only looks, moves nothing between ranks.
+    """
     state: dict[str, Any] = get_model_state_dict(learner.policy)
     tied = tied_names(learner.policy.lm)
     named = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
-    return {name: tensor for name, tensor in named.items() if name not in tied}
+    return split_state(learner.policy.lm, {name: tensor for name, tensor in named.items() if name not in tied})
 
 
 def tied_names(lm: Any) -> set[str]:
@@ -146,7 +155,8 @@ def refresh(replica: Any, policy: PolicyModel, world: World) -> None:
         return
     targets = dict(replica.named_parameters())
     for name, parameter in policy.lm.named_parameters():
-        targets[name].copy_(parameter.full_tensor())
+        if parameter.requires_grad:  # a base with adapters stays as it is
+            targets[name].copy_(parameter.full_tensor())
 
 
 def _split_by_rows(tensor: Tensor, world: World) -> bool:

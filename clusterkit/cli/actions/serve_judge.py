@@ -27,6 +27,7 @@ from clusterkit.serving.engines import end_all, table, views
 from clusterkit.serving.judges import JudgeRequest, remote_judges, start_remote, stop_remote
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
+from trainer.adapter_folder import is_adapter_folder
 from trainer.assets import resolve_model
 from trainer.errors import UserError
 from trainer.judge.servers import HOST_MODULE, gpu_groups, judges_folder
@@ -93,6 +94,8 @@ def _serve_local(request: JudgeRequest, options: JudgeOptions, fileroot: str, ex
         folder = resolve_model(request.model, options.cache_dir).absolute()
     except UserError as error:
         raise UserError(str(error).replace("model.path=", "--model-path ")) from error
+    if is_adapter_folder(folder):
+        raise UserError(f"--model-path {folder} is an adapter, and servers here take whole models: name a merged one")
     command = [python_here(), "-m", HOST_MODULE, "--model", str(folder), "--user", user_name()]
     command += ["--fileroot", os.path.abspath(os.path.expanduser(fileroot))]  # noqa: PTH100, PTH111
     command += ["--experiment", request.experiment, "--trial", request.trial]

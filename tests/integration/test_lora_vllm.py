@@ -1,0 +1,116 @@
+"""A real vLLM server on the CPU that keeps the base's weights and gets adapters alone from the trainer's publisher."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from builders import random_prompts, small_config
+
+from tests.vllmserver import VOCABULARY, random_qwen2, start_vllm, vllm_python
+from trainer.engines.base import EngineError
+from trainer.engines.dialects import make_dialect
+from trainer.engines.http import Server, ServerPool
+from trainer.engines.served import ServedEngine
+from trainer.rollout.background import BackgroundLoop
+from trainer.train.distributed import single_world
+from trainer.train.learner import Learner
+from trainer.train.loading import Origin
+from trainer.train.lora import adapters_off
+from trainer.types import Completion, Row, SamplingParams
+from trainer.weights.choose import make_adapter_publisher
+from trainer.weights.publisher import Outlet
+
+EXACT = 1e-3
+"""Largest |difference| of log-probs: float32 on both sides, sums in another order."""
+
+
+class NoTokenizer:
+    """The model has none."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        raise AssertionError(folder)
+
+
+def moved(learner: Learner, seed: int) -> None:
+    """Give the adapters other values, as if they had learned."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in learner.policy.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, 0, 0.2, generator=generator)
+
+
+def sampled(loop: BackgroundLoop, engine: ServedEngine, count: int = 4) -> list[tuple[list[int], Completion]]:
+    prompts = random_prompts(count, 20, 200, VOCABULARY)
+
+    async def ask() -> list[Completion]:
+        return list(
+            await asyncio.gather(*(engine.generate(p, SamplingParams(24, seed=i)) for i, p in enumerate(prompts)))
+        )
+
+    return list(zip(prompts, loop.run(ask()), strict=True))
+
+
+def gap(learner: Learner, pairs: list[tuple[list[int], Completion]]) -> float:
+    """Largest difference of the server's log-probs from the trainer's."""
+    rows = [Row(p, c.token_ids, c.logprobs, 1.0, 1.0, i) for i, (p, c) in enumerate(pairs)]
+    own = learner.logprobs(rows)
+    return max(
+        abs(a - b)
+        for row, values in zip(rows, own, strict=True)
+        for a, b in zip(row.behave_logprobs, values, strict=True)
+    )
+
+
+def test_a_server_samples_with_each_adapter_that_is_published(tmp_path: Path) -> None:
+    vllm_python()
+    random_qwen2(0).save_pretrained(tmp_path / "base")
+    config = small_config("model.lora.rank=4", "servers.engine=vllm", "train.max_tokens_per_mb=512")
+    world = single_world()
+    learner = Learner(Origin(tmp_path / "base", config, world).lm, config, world, 10)
+    server, process = asyncio.run(start_vllm(tmp_path / "base", tmp_path / "vllm.log", name="one", lora_rank=4))
+    loop, pool = BackgroundLoop(), ServerPool(make_dialect("vllm").health_path)
+    try:
+        engine = ServedEngine(pool, make_dialect("vllm", adapters=True), tmp_path / "base", set())
+        loop.run(engine.join(server))
+        publisher = make_adapter_publisher(
+            learner, Outlet(engine, loop.submit), NoTokenizer(), config.weights, tmp_path
+        )
+        assert gap(learner, sampled(loop, engine)) < EXACT  # version 0 is the base, as are new adapters
+        for version in (1, 2):
+            before = sampled(loop, engine)
+            moved(learner, version)
+            stats = publisher.publish(version)
+            pairs = sampled(loop, engine)
+            assert {done.version for _, done in pairs} == {version}
+            assert gap(learner, pairs) < EXACT
+            assert gap(learner, before) > 0.5
+            assert (stats.servers, stats.bytes) == (
+                1,
+                4 * sum(p.numel() for p in learner.policy.parameters() if p.requires_grad),
+            )
+        # A server that comes back has the base, and gets the present adapter as it joins.
+        loop.run(engine.leave(server))
+        again = Server("again", server.url, version=-1)
+        loop.run(engine.join(again))
+        assert gap(learner, sampled(loop, engine)) < EXACT
+        # Another attempt at the run takes the server over, and begins with the base.
+        loop.run(engine.leave(again))
+        fresh = ServedEngine(pool, make_dialect("vllm", adapters=True), tmp_path / "base", set())
+        loop.run(fresh.join(Server("over", server.url, version=-1)))
+        pairs = sampled(loop, fresh)
+        with adapters_off(learner.policy):
+            assert gap(learner, pairs) < EXACT
+        assert gap(learner, pairs) > 0.5
+        wrong = shutil.copytree(next(publisher.root.glob("v2")), tmp_path / "wrong")
+        (wrong / "adapter_model.safetensors").write_bytes(b"")
+        with pytest.raises(EngineError, match=r"version 3 cannot be loaded: .*adapter_model\.safetensors"):
+            loop.run(engine.update_from_folder(wrong, 3))
+        publisher.close()
+    finally:
+        asyncio.run(process.stop())
+        loop.close()
+        asyncio.run(pool.close())

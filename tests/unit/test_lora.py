@@ -1,0 +1,257 @@
+"""Low-rank adapters on one rank, against the base model, against merged weights and against PEFT."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shardedranks
+import torch
+from builders import (
+    byte_tokenizer,
+    gradients,
+    grouped_query_lm,
+    learner,
+    parameters,
+    plain_copy,
+    relative_difference,
+    sampled_rows,
+    small_config,
+)
+from realparts import require
+from torch import Tensor
+
+from trainer.adapter_folder import CONFIG, INSIDE
+from trainer.assets import resolve_model
+from trainer.checkpoint.export import export
+from trainer.config_parts import ModelConfig
+from trainer.engines.embedded import EmbeddedEngine
+from trainer.errors import UserError
+from trainer.train.adapterfiles import whole_model
+from trainer.train.distributed import single_world
+from trainer.train.learner import Learner
+from trainer.train.lora import BasePolicy, add_adapters, is_adapter, split_state
+from trainer.train.model import load_lm
+from trainer.types import Row, SamplingParams
+
+SETTINGS = ("model.lora.rank=4", "model.lora.alpha=8", "train.grad_clip=1e9", "train.max_tokens_per_mb=64")
+
+
+def adapted(base: Any, *settings: str, moved: bool = True) -> Any:
+    """The model with adapters; moved: as if they had learned something."""
+    lora = small_config(*SETTINGS, *settings).model.lora
+    lm = add_adapters(copy.deepcopy(base), lora, torch.float32, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in lm.named_parameters():
+        if moved and name.endswith("lora_B.weight"):
+            torch.nn.init.normal_(parameter, 0, 0.05, generator=generator)
+    return lm
+
+
+def merged(lm: Any) -> dict[str, Tensor]:
+    weights, adapters = split_state(lm, lm.state_dict())
+    return weights | {name: adapter.merged(weights[name]) for name, adapter in adapters.items()}
+
+
+@pytest.fixture(scope="module")
+def base() -> Any:
+    return grouped_query_lm()
+
+
+@pytest.fixture(scope="module")
+def rows(base: Any) -> list[Row]:
+    return sampled_rows(base, 9, base.config.vocab_size)
+
+
+@pytest.fixture
+def folder(base: Any, tmp_path: Path) -> Path:
+    base.save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_new_adapters_change_nothing(base: Any, rows: list[Row]) -> None:
+    found = learner(adapted(base, moved=False), small_config(*SETTINGS)).logprobs(rows)
+
+    assert found == learner(base, small_config(*SETTINGS)).logprobs(rows)
+
+
+def test_merged_weights_compute_what_adapters_do(base: Any, rows: list[Row]) -> None:
+    lm = adapted(base)
+    whole = copy.deepcopy(base)
+    whole.load_state_dict(merged(lm))
+
+    found = learner(lm, small_config(*SETTINGS)).logprobs(rows)
+    expected = learner(whole, small_config(*SETTINGS)).logprobs(rows)
+
+    assert found != learner(base, small_config(*SETTINGS)).logprobs(rows)
+    for mine, its in zip(found, expected, strict=True):
+        assert mine == pytest.approx(its, abs=1e-5)
+
+
+def test_only_adapters_learn_and_the_base_is_their_reference(base: Any, rows: list[Row]) -> None:
+    one = learner(adapted(base), small_config(*SETTINGS))
+    before, reference = parameters(one), learner(base, small_config(*SETTINGS)).logprobs(rows)
+
+    one.step(rows)
+
+    changed = {name for name, value in parameters(one).items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if is_adapter(name)}
+    assert one.logprobs(rows, BasePolicy(one.policy)) == reference
+    assert one.logprobs(rows) != reference
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_gradients_are_those_of_the_merged_weights(base: Any, rows: list[Row], checkpointing: str) -> None:
+    """By the chain rule: of W = W0 + s B A, dA = s Bᵀ dW and dB = s dW Aᵀ."""
+    lm, settings = adapted(base), (*SETTINGS, f"model.gradient_checkpointing={checkpointing}")
+    whole = copy.deepcopy(base)
+    whole.load_state_dict(merged(lm))
+    of_weights, _ = gradients(learner(whole, small_config(*settings)), rows)
+
+    found, _ = gradients(learner(lm, small_config(*settings)), rows)
+
+    expected = {}
+    _, adapters = split_state(lm, lm.state_dict())
+    for name, one in adapters.items():
+        layer = name.removesuffix(".weight")
+        expected[f"{layer}.lora_A.weight"] = one.scale * one.b.T @ of_weights[name]
+        expected[f"{layer}.lora_B.weight"] = one.scale * of_weights[name] @ one.a.T
+    assert relative_difference({n: g for n, g in found.items() if is_adapter(n)}, expected) <= 1e-4
+
+
+def test_bfloat16_has_float32_adapters_on_a_bfloat16_base(base: Any, rows: list[Row]) -> None:
+    config = small_config(*SETTINGS, "model.dtype=bfloat16")
+    lm = add_adapters(copy.deepcopy(base), config.model.lora, torch.bfloat16, seed=1)
+    one = learner(lm, config, single_world(dtype=torch.bfloat16))
+    expected, _ = gradients(learner(adapted(base, moved=False), small_config(*SETTINGS)), rows)
+
+    found, _ = gradients(one, rows)
+
+    assert {p.dtype for n, p in one.policy.named_parameters() if is_adapter(n)} == {torch.float32}
+    assert {p.dtype for n, p in one.policy.named_parameters() if not is_adapter(n)} == {torch.bfloat16}
+    own = {n: g for n, g in found.items() if is_adapter(n)}
+    assert relative_difference(own, {n: expected[n] for n in own}) <= 0.06  # bfloat16 has 8 bits
+
+
+def test_layers_are_chosen_by_name(base: Any) -> None:
+    lm = adapted(base, "model.lora.targets=[q_proj,v_proj]")
+
+    assert {name.split(".")[-3] for name, _ in lm.named_parameters() if is_adapter(name)} == {"q_proj", "v_proj"}
+    with pytest.raises(UserError, match=r"no linear layer nope: choose among down_proj, gate_proj"):
+        adapted(base, "model.lora.targets=nope")
+
+
+# -- on disk ------------------------------------------------------------------------------------------------------
+
+
+def exported(folder: Path, place: Path, *settings: str) -> tuple[Any, Learner]:
+    """A checkpoint of adapters on the model of a folder."""
+    config = small_config(*SETTINGS, *settings)
+    lm = adapted(load_lm(folder, ModelConfig(), torch.float32))
+    one = Learner(lm, config, single_world(), 10)
+    export(one, byte_tokenizer(), place)
+    return lm, one
+
+
+def test_a_checkpoint_is_the_whole_model_with_its_adapter_inside(folder: Path, tmp_path: Path) -> None:
+    lm, _ = exported(folder, tmp_path / "checkpoint")
+
+    whole = load_lm(tmp_path / "checkpoint", ModelConfig(), torch.float32)
+
+    expected = merged(lm)
+    assert all(torch.equal(value, expected[name]) for name, value in whole.state_dict().items())
+    inside = resolve_model(str(tmp_path / "checkpoint" / INSIDE))
+    again = load_lm(whole_model(inside, str(tmp_path / "cache")), ModelConfig(), torch.float32)
+    assert all(torch.equal(value, expected[name]) for name, value in again.state_dict().items())
+
+
+def test_a_checkpoint_of_the_adapter_alone_is_used_as_a_model(folder: Path, tmp_path: Path) -> None:
+    lm, _ = exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    adapter = tmp_path / "checkpoint"
+    assert sum(file.stat().st_size for file in adapter.glob("*.safetensors")) < 40_000
+
+    whole = whole_model(resolve_model(str(adapter)), str(tmp_path / "cache"))
+
+    assert whole == whole_model(adapter, str(tmp_path / "cache"))  # made once
+    found = load_lm(whole, ModelConfig(), torch.float32).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in merged(lm).items())
+    greedy = [([5, 6, 7], SamplingParams(8, 0.0))]
+    assert (
+        EmbeddedEngine(load_lm(whole, ModelConfig()), {0}).generate_batch(greedy)[0].token_ids
+        == EmbeddedEngine(lm, {0}).generate_batch(greedy)[0].token_ids
+    )
+
+
+def test_an_adapter_that_cannot_be_used_says_why(folder: Path, tmp_path: Path) -> None:
+    exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    adapter, config = tmp_path / "checkpoint", tmp_path / "checkpoint" / CONFIG
+    facts = json.loads(config.read_text())
+
+    config.write_text(json.dumps(facts | {"base_model_name_or_path": "nobody/nothing"}))
+    with pytest.raises(UserError, match="an adapter of the model nobody/nothing: it is not here"):
+        resolve_model(str(adapter))
+    config.write_text(json.dumps(facts | {"use_dora": True}))
+    with pytest.raises(UserError, match="use_dora=True is not known here"):
+        resolve_model(str(adapter))
+    shardedranks.model().save_pretrained(folder)
+    config.write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"does not belong to .*: by the adapter model.layers.* is \[\d+, 64\], and"):
+        whole_model(adapter, str(tmp_path / "cache"))
+
+
+# -- PEFT's own ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def peft_model(folder: Path, tmp_path: Path) -> Any:
+    """PEFT's model over the base, with the adapter that was exported."""
+    require(importlib.util.find_spec("peft") is not None, "PEFT is not installed")
+    from peft import PeftModel  # noqa: PLC0415 (may be missing)
+
+    exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    plain = plain_copy(load_lm(folder, ModelConfig(), torch.float32), torch.float32)
+    return PeftModel.from_pretrained(plain, tmp_path / "checkpoint", is_trainable=True)
+
+
+def test_peft_loads_an_adapter_and_computes_the_same_gradients(
+    folder: Path, peft_model: Any, rows: list[Row], tmp_path: Path
+) -> None:
+    lm = adapted(load_lm(folder, ModelConfig(), torch.float32))
+    unclipped = ("algorithm.clip_low=1.0", "algorithm.clip_high=1e9", "algorithm.dual_clip=1e9")
+    found, stats = gradients(learner(lm, small_config(*SETTINGS, *unclipped)), rows)
+
+    loss = torch.zeros(())
+    for row in rows:
+        ids = torch.tensor([row.prompt_ids + row.response_ids])
+        logp = torch.log_softmax(peft_model(ids).logits[0].float(), -1)[len(row.prompt_ids) - 1 : -1]
+        own = logp.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0]
+        ratio = (own - torch.tensor(row.behave_logprobs)).exp()
+        loss = loss - row.weight * row.advantage * ratio.sum()
+    loss.backward()
+
+    its = {
+        name.removeprefix("base_model.model.").replace(".default", ""): p.grad
+        for name, p in peft_model.named_parameters()
+        if p.grad is not None
+    }
+    own = {name: value for name, value in found.items() if is_adapter(name)}
+    assert stats.values["actor_clip_ratio"] == 0
+    assert relative_difference(own, its) <= 1e-4
+
+
+def test_an_adapter_of_peft_is_merged_as_peft_merges_it(folder: Path, peft_model: Any, tmp_path: Path) -> None:
+    with torch.no_grad():
+        for name, parameter in peft_model.named_parameters():
+            if "lora_" in name:
+                parameter.mul_(1.5)
+    peft_model.save_pretrained(tmp_path / "theirs")
+
+    found = load_lm(whole_model(tmp_path / "theirs", str(tmp_path / "cache")), ModelConfig(), torch.float32)
+
+    its = peft_model.merge_and_unload().state_dict()
+    assert all(torch.allclose(value, its[name], atol=1e-6) for name, value in found.state_dict().items())

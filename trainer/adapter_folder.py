@@ -1,0 +1,107 @@
+"""Adapters on disk in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors.
+
+Standard library only, as the operator side looks at such folders, too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import UserError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What the names of an adapter's tensors have before those of the model."""
+INSIDE = "adapter"
+"""Folder within a checkpoint of a whole model, where the adapter lies that was merged into it."""
+
+# What an adapter of another trainer may have and is not merged here, with the values that mean nothing.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "use_dora": (None, False),
+    "bias": (None, "none"),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "fan_in_fan_out": (None, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """What an adapter's folder says of it. base: path or name of the model that it belongs to."""
+
+    folder: Path
+    base: str
+    rank: int
+    alpha: float
+    rank_stabilised: bool
+    ranks: dict[str, int]
+    alphas: dict[str, float]
+
+    @classmethod
+    def read(cls, folder: Path) -> AdapterFolder:
+        """Raises UserError where it is no LoRA adapter in PEFT's format, or one of a kind that is not known here."""
+        path = folder / CONFIG
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            found = cls(
+                folder,
+                str(facts["base_model_name_or_path"] or ""),
+                int(facts["r"]),
+                float(facts["lora_alpha"]),
+                bool(facts.get("use_rslora")),
+                {str(name): int(rank) for name, rank in (facts.get("rank_pattern") or {}).items()},
+                {str(name): float(alpha) for name, alpha in (facts.get("alpha_pattern") or {}).items()},
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} does not describe a LoRA adapter: {type(error).__name__}: {error}") from error
+        kind = facts.get("peft_type")
+        other = [name for name, plain in _PLAIN.items() if facts.get(name) not in plain]
+        if kind != "LORA" or other:
+            what = f"{other[0]}={facts[other[0]]}" if other else f"peft_type={kind}"
+            raise UserError(
+                f"{path}: {what} is not known here, where adapters are plain LoRA: merge it with PEFT "
+                "(merge_and_unload) and give the folder of the whole model"
+            )
+        if not (folder / WEIGHTS).is_file():
+            raise UserError(f"{folder} is incomplete: {WEIGHTS} is missing: copy or download the adapter again")
+        return found
+
+    def scale(self, layer: str) -> float:
+        """What the adapter of a layer is multiplied by. layer: its name in the model."""
+        rank, alpha = _of(self.ranks, layer, self.rank), _of(self.alphas, layer, self.alpha)
+        return float(alpha / (rank**0.5 if self.rank_stabilised else rank))
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """Whether a folder holds an adapter and no whole model."""
+    whole = any((folder / f"model.safetensors{end}").is_file() for end in ("", ".index.json"))
+    return (folder / CONFIG).is_file() and not whole
+
+
+def adapter_config(base: str, rank: int, alpha: float, targets: list[str]) -> dict[str, Any]:
+    """Content of adapter_config.json, as PEFT and engines read it."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": sorted(targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "use_dora": False,
+        "use_rslora": False,
+    }
+
+
+def _of(patterns: dict[str, Any], layer: str, usual: float) -> float:
+    """The value of the first pattern that is the end of a layer's name."""
+    found = (value for name, value in patterns.items() if layer == name or layer.endswith(f".{name}"))
+    return next(found, usual)

@@ -1,0 +1,129 @@
+"""Adapters on disk: written as PEFT reads them, and merged into a whole model where only such a one will do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trainer.adapter_folder import CONFIG, PREFIX, WEIGHTS, AdapterFolder, adapter_config, is_adapter_folder
+from trainer.assets import adapter_base, cache_root
+from trainer.config_lora import LoraConfig
+from trainer.disk import file_failures
+from trainer.errors import UserError
+from trainer.files import sha256, sync_tree
+from trainer.hf_folder import tensor_shapes
+from trainer.train.lora import A, Adapter, B
+
+_TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template")
+"""Beginnings of the names of a tokenizer's files. An adapter's own replace those of its base."""
+
+
+def write_adapter(folder: Path, base: str, config: LoraConfig, adapters: dict[str, Adapter]) -> None:
+    """Write adapters into a folder in PEFT's format.
+
+    Args:
+        base: path of the model that they belong to.
+        adapters: whole, by the name of the weight that each belongs to.
+    """
+    tensors, targets = {}, set()
+    for name, adapter in adapters.items():
+        layer = name.removesuffix(".weight")
+        targets.add(layer.rpartition(".")[2])
+        tensors[f"{PREFIX}{layer}{A}"] = adapter.a.detach().cpu().contiguous()
+        tensors[f"{PREFIX}{layer}{B}"] = adapter.b.detach().cpu().contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    facts = adapter_config(base, config.rank, config.alpha, list(targets))
+    (folder / CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def whole_model(folder: Path, cache_dir: str = "") -> Path:
+    """A folder that holds a whole model: the same one, or where it holds an adapter, its base with it merged in.
+
+    That is made once, in the folder `merged` of the cache.
+
+    Raises:
+        UserError: the adapter or its base cannot be read, or they do not belong together.
+        RunError: the disk is full.
+    """
+    if not is_adapter_folder(folder):
+        return folder
+    adapter, base = AdapterFolder.read(folder), adapter_base(folder, cache_dir)
+    place = cache_root(cache_dir) / "merged" / f"{folder.name}-{_digest(folder, base)}"
+    if place.is_dir():
+        return place
+    temporary = place.with_name(f"{place.name}.tmp")
+    with file_failures(place.parent, "set --cache-dir or $CLUSTERKIT_CACHE to another folder"):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            _merge(adapter, base, temporary)
+            sync_tree(temporary)
+            temporary.rename(place)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return place
+
+
+def _merge(adapter: AdapterFolder, base: Path, target: Path) -> None:
+    adapters = _read(adapter)
+    try:
+        shapes = tensor_shapes(base)
+    except ValueError as error:
+        raise UserError(f"an adapter is merged into safetensors: {error}") from error
+    for name, one in adapters.items():
+        wanted, has = (one.b.shape[0], one.a.shape[1]), shapes.get(name)
+        if has != wanted:
+            found = f"has shape {list(has)}" if has else "is not there"
+            raise UserError(
+                f"{adapter.folder} does not belong to {base}: by the adapter {name} is {list(wanted)}, and in the "
+                f"model it {found}: name its own base as base_model_name_or_path in {CONFIG}"
+            )
+    for file in (*base.glob("*.json"), *base.glob("*.jinja"), *_tokenizer(base), *_tokenizer(adapter.folder)):
+        shutil.copyfile(file, target / file.name)
+    for file in sorted(base.glob("*.safetensors")):
+        tensors: dict[str, Tensor] = load_file(file)
+        for name in tensors.keys() & adapters.keys():
+            tensors[name] = adapters[name].merged(tensors[name]).to(tensors[name].dtype)
+        save_file(tensors, target / file.name, metadata={"format": "pt"})
+
+
+def _tokenizer(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if file.is_file() and file.name.startswith(_TOKENIZER)]
+
+
+def _read(adapter: AdapterFolder) -> dict[str, Adapter]:
+    """The adapters of a folder, by the name of the weight that each belongs to."""
+    path = adapter.folder / WEIGHTS
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({error}): copy or download the adapter again") from error
+    layers = {name.removeprefix(PREFIX).removesuffix(A) for name in stored if name.endswith(A)}
+    found = {}
+    for layer in layers:
+        a, b = (stored.pop(f"{PREFIX}{layer}{end}", None) for end in (A, B))
+        if a is None or b is None:
+            raise UserError(f"{path} lacks the other half of the adapter of {layer}: copy or download it again")
+        found[f"{layer}.weight"] = Adapter(a, b, adapter.scale(layer))
+    if stored or not found:
+        raise UserError(
+            f"{path}: {min(stored, default='nothing')} is no adapter of a linear layer: merge it with PEFT "
+            "(merge_and_unload) and give the folder of the whole model"
+        )
+    return found
+
+
+def _digest(folder: Path, base: Path) -> str:
+    """By the adapter's content, and its base's files as they are now."""
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(base.iterdir())]
+    own = [sha256(folder / name) for name in (CONFIG, WEIGHTS)]
+    return hashlib.sha256(json.dumps([own, str(base.resolve()), stamps]).encode()).hexdigest()[:16]
