@@ -193,8 +193,9 @@ class Adapter:
         return local_part(weight).float() + self.scale * (local_part(self.b).float() @ _all_rows(self.a).float())
 
     def gathered(self) -> Adapter:
-        """The adapter, whole and in host memory. Collective where it is sharded."""
-        return Adapter(whole(self.a).detach().cpu(), whole(self.b).detach().cpu(), self.scale)
+        """A copy of the adapter, whole and in host memory. Collective where it is sharded."""
+        a, b = (whole(matrix).detach().to("cpu", copy=True) for matrix in (self.a, self.b))
+        return Adapter(a, b, self.scale)
 
 
 def split_state(lm: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Adapter]]:
