@@ -58,7 +58,7 @@ pip_install() {
   exit 1
 }
 
-say "installing Python packages into $VENV (about 1.5 GB; 6 GB where pip finds PyTorch's CUDA build alone)"
+say "installing Python packages into $VENV (about 2.3 GB; 6 GB where pip finds PyTorch's CUDA build alone)"
 pip_install --upgrade pip
 # The CPU build of PyTorch first: with it in place nothing pulls the CUDA build.
 if [ -n "${TORCH_WHEELS:-}" ]; then
