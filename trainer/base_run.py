@@ -156,6 +156,7 @@ class SteppedRun(ABC):
             if result.values["trained_tokens"] > 0:
                 self.skipped_in_row = 0 if result.stepped else self.skipped_in_row + 1
             if limit and self.skipped_in_row >= limit:
+                self.writer.wait()  # the checkpoint that is named below is whole
                 kept = f"step {self.saved_step}" if self.saved_step else "the beginning"
                 raise RunError(
                     f"step {number}: the gradient was not finite for {limit} optimizer steps in a row, so nothing is "
@@ -185,6 +186,8 @@ class SteppedRun(ABC):
             self._save_recover()
         elif self.in_background and (self.saved_step > 0 or recover_due(c, number + 1, since, have_one=False)):
             self.store.reserve(self.learner)
+        if number == self.course.total_steps:
+            self.writer.wait()  # what could not be written is told before the closing evaluation, not after it
         self.checkpoint_seconds = time.perf_counter() - began
 
     def _persistent_folder(self, number: int) -> Path:
@@ -220,6 +223,11 @@ class SteppedRun(ABC):
     def _note_recover(self, record: Record) -> None:
         self.monitor.record("recover", **record)
         self.monitor.info("Dumped recover info to file.")
+
+    def _finish_writing(self) -> None:
+        """Wait until nothing is being written; where the run ends for another reason, what could not be is told."""
+        if (problem := self.writer.finish()) is not None:
+            self.monitor.warn(f"{problem}")
 
     # -- start, stop, end -------------------------------------------------------------------------------------------
 

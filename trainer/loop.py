@@ -104,7 +104,7 @@ class TrainingRun(SteppedRun):
             self._interrupt()
         finally:
             self.sampler.close()
-            self.writer.finish()
+            self._finish_writing()
 
     def _step(self, number: int) -> None:
         began = time.perf_counter()

@@ -167,6 +167,7 @@ def test_full_while_exporting(
         f"The disk at {small_disk.folder} has {_told_room(trial)} free of 64.0 MiB\n"
     )
     assert sorted(trial.weights()) == ["epoch1epochstep4globalstep4", "epoch1epochstep6globalstep6"]
+    assert not [r for r in trial.records("eval") if (r["attempt"], r["name"]) == (2, "after")], "it is told before"
     assert len(list(trial.paths.checkpoints.iterdir())) == 2
     small_disk.grow()
     assert forks.run(trial) == 0, trial.said()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.httpstub import Answer, Drop, Hang, HttpStub
 from trainer.connections import LONG_IDLE_S, open_session
 from trainer.engines.base import EngineError
 from trainer.engines.http import Limits, RefusedError, Server, ServerLostError, ServerPool
+from trainer.errors import UserError
 
 FAST = Limits(connect=1.0, request=5.0, control=1.0, health=0.3, attempts=3, backoff=0.01)
 
@@ -307,13 +309,16 @@ class Unreachable:
 
     tries = 0
 
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
     def request(self, *_: Any, **__: Any) -> Any:
         self.tries += 1
         return self
 
     async def __aenter__(self) -> None:
         await asyncio.sleep(0)
-        raise aiohttp.ConnectionTimeoutError
+        raise self.error
 
     async def __aexit__(self, *_: object) -> None:
         """Nothing was opened."""
@@ -329,19 +334,28 @@ class EverLater:
         return self.total
 
 
-def test_a_busy_process_does_not_try_a_server_that_vanished_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests would never go to another server."""
-    pool, session, lag = ServerPool("/health", FAST), Unreachable(), EverLater()
+async def call(session: Unreachable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call to a server over such a session."""
+    pool, lag = ServerPool("/health", FAST), EverLater()
 
     async def sessions(_idle: float) -> Any:
         return session, lag
 
     monkeypatch.setattr(pool, "_session", sessions)
+    async with asyncio.timeout(10):
+        await pool.call(Server("a", "http://a"), "POST", "/generate", {}, 0.2)
 
-    async def call() -> None:
-        async with asyncio.timeout(10):
-            await pool.call(Server("a", "http://a"), "POST", "/generate", {}, 0.2)
+
+def test_a_process_without_files_left_blames_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's answer is faked: the tests' own process needs its files."""
+    with pytest.raises(UserError, match="Too many open files: raise `ulimit -Hn`"):
+        asyncio.run(call(Unreachable(OSError(errno.EMFILE, "Too many open files")), monkeypatch))
+
+
+def test_a_busy_process_does_not_try_a_server_that_vanished_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests would never go to another server."""
+    session = Unreachable(aiohttp.ConnectionTimeoutError())
 
     with pytest.raises(ServerLostError, match="no connection within"):
-        asyncio.run(call())
+        asyncio.run(call(session, monkeypatch))
     assert session.tries > 1, "a process that had no time tries again"

@@ -107,7 +107,6 @@ class BackgroundWriter:
         if last is not None:
             last.result()
 
-    def finish(self) -> None:
-        """As `wait`, but raises nothing."""
-        if self._last is not None:
-            self._last.exception()
+    def finish(self) -> BaseException | None:
+        """Wait until nothing is being written; returns the error that `wait` would raise, and will."""
+        return None if self._last is None else self._last.exception()

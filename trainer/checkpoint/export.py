@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from trainer.adapter_folder import INSIDE
 from trainer.checkpoint.background import BackgroundWriter, HostCopy, Record
 from trainer.checkpoint.shards import Shards, write_shards
 from trainer.disk import disk_of
-from trainer.errors import RunError
+from trainer.errors import CrashError, RunError
 from trainer.files import disk_error, is_full, replace_tree, sync_tree, tree_bytes
 from trainer.train.adapterfiles import write_adapter
 from trainer.train.distributed import World
@@ -33,6 +34,8 @@ from trainer.train.lora import Adapter, has_adapters
 from trainer.train.model import save_description
 from trainer.weights.folders import caught
 from trainer.weights.source import served_state
+
+log = logging.getLogger("trainer")
 
 
 def checkpoint_name(epoch: int, epoch_step: int, global_step: int) -> str:
@@ -144,12 +147,16 @@ def _write(contents: Contents, learner: Learner, tokenizer: Any, folder: Path, w
 
 def _agree(problem: Exception | None, folder: Path, temporary: Path, world: World) -> None:
     """Raise what went wrong on any rank on all of them, so that none waits for another. Collective."""
-    told = next((text for text in world.gather(_explain(problem, folder)) if text), "")
-    if not told:
+    of_disk = problem is not None and disk_error(problem) is not None
+    if problem is not None and not of_disk:
+        log.error("cannot write the checkpoint %s", folder, exc_info=problem)
+    told = next((one for one in world.gather((_explain(problem, folder), of_disk)) if one[0]), None)
+    if told is None:
         return
     if world.is_main:
         shutil.rmtree(temporary, ignore_errors=True)
-    raise RunError(told) from problem
+    # A new start may help where it was not the disk, which somebody has to mend.
+    raise (RunError if told[1] else CrashError)(told[0]) from problem
 
 
 def _explain(problem: Exception | None, folder: Path) -> str:

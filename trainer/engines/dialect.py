@@ -57,6 +57,8 @@ class Dialect(Protocol):
     extra: str
     """The Python package that a server needs, and how a user installs it."""
     tried_versions: tuple[str, ...]
+    idle_variable: str
+    """Environment variable that tells a server after how many seconds to close an idle connection."""
     shares_batches: bool
     """Whether the server itself reads once what prompts begin with that come at the same moment."""
     adapters: bool = False

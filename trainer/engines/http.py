@@ -7,7 +7,9 @@ server. Calls that change something (a weight update, a pause) are sent once, to
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -20,6 +22,7 @@ import orjson
 
 from trainer.connections import IDLE_OF_SERVERS_S, JSON, LoopLag, open_session
 from trainer.engines.base import EngineError, EngineGoneError
+from trainer.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -279,6 +282,9 @@ class ServerPool:
         except TimeoutError as error:
             raise ServerLostError(f"{where} did not answer within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                # No fault of the server's; idle connections are kept, so there are as many as were busy at most.
+                raise UserError(f"{where}: {os.strerror(error.errno)}: raise `ulimit -Hn`, then start again") from error
             raise ServerLostError(f"{where}: the connection failed ({type(error).__name__} {error})") from error
         if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS:
             raise ServerFailedError(f"{where} answered {status}: {_start(content)}")

@@ -8,7 +8,6 @@ import logging
 import shutil
 import sys
 
-from trainer.connections import LONG_IDLE_S
 from trainer.engines.dialect import Dialect, Kind
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server
@@ -48,7 +47,8 @@ async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProc
         except BaseException:  # cancelled: nobody else would end it
             await process.stop()
             raise
-        server = Server(options.name, url, options.version, role=options.role, idle=LONG_IDLE_S)
+        idle = float(environment[dialect.idle_variable])  # what it has started with, a user's own number too
+        server = Server(options.name, url, options.version, role=options.role, idle=idle)
         tie(server, process)
         return server, process
     raise AssertionError("unreachable")

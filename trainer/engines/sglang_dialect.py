@@ -27,6 +27,7 @@ class SGLangDialect(Dialect):
     generate_path = "/generate"
     health_path = "/health"
     weights_path = "/model_info"
+    idle_variable = "SGLANG_TIMEOUT_KEEP_ALIVE"
     module = "sglang"
     tried_versions = TRIED_VERSIONS
     # Its lpm policy holds such prompts back where it knows not even their first 32 tokens, and instructions it knows.
@@ -65,7 +66,7 @@ class SGLangDialect(Dialect):
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """See Dialect."""
         # Weights that arrive over NCCL need both ends without CUMEM and NVLS; SGLang sets the same for itself.
-        found = {"CUDA_VISIBLE_DEVICES": visible_devices(options.gpus), "SGLANG_TIMEOUT_KEEP_ALIVE": str(LONG_IDLE_S)}
+        found = {"CUDA_VISIBLE_DEVICES": visible_devices(options.gpus), self.idle_variable: str(LONG_IDLE_S)}
         found |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
         if MEMORY_SAVER in options.flags:
             # /health generates a token: somebody's monitor would have it read memory that the trainer has just then.

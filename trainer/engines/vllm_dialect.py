@@ -39,6 +39,7 @@ class VLLMDialect(Dialect):
     generate_path = "/inference/v1/generate"
     health_path = "/health"
     weights_path = "/weight_info"
+    idle_variable = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
     module = "vllm"
     tried_versions = TRIED_VERSIONS
     shares_batches = True  # a block is cached once it is scheduled (tests/integration/test_prefix_sharing_real.py)
@@ -80,7 +81,7 @@ class VLLMDialect(Dialect):
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """See Dialect."""
         found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-        found["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(LONG_IDLE_S)
+        found[self.idle_variable] = str(LONG_IDLE_S)
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(VLLM_SIDE), os.environ.get("PYTHONPATH", ""))))
         found |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}  # for weights over NCCL, as with SGLang
         if options.gpus:

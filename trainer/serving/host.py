@@ -14,7 +14,6 @@ from pathlib import Path
 
 from trainer.config import RunConfig
 from trainer.config_lora import ALL_LINEAR
-from trainer.connections import LONG_IDLE_S
 from trainer.engines.dialect import Kind
 from trainer.engines.http import Server
 from trainer.engines.launching import check_options, launch
@@ -51,7 +50,6 @@ class ServerHost:
             state="starting",
             gpus=options.gpus,
             kept=kept,
-            idle=LONG_IDLE_S,
         )
         self.stop = asyncio.Event()
         """Set from outside: the server is to end."""
@@ -104,7 +102,7 @@ class ServerHost:
             server, process = starting.result()
         except ServerStartError as error:
             return str(error)
-        self._register(state="ready", url=server.url, reason="")
+        self._register(state="ready", url=server.url, reason="", idle=server.idle)
         log.info("%s answers at %s", self.options.name, server.url)
         return await self._watch(server, process)
 

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -95,9 +95,10 @@ def read(folder: Path) -> list[Registration]:
 
 
 def parse(text: str) -> Registration:
-    """A registration from its file's text. Raises ValueError for anything else."""
+    """A registration from its file's text, that of a newer version too. Raises ValueError for anything else."""
     try:
-        values = json.loads(text)
+        known = {field.name for field in fields(Registration)}
+        values = {name: value for name, value in json.loads(text).items() if name in known}
         return Registration(**values | {"gpus": tuple(values.get("gpus", ()))})
     except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error

@@ -112,7 +112,7 @@ class SftRun(SteppedRun):
         except StepAbandonedError:
             self._interrupt()
         finally:
-            self.writer.finish()
+            self._finish_writing()
 
     def _publish(self, version: int) -> None:
         """Nobody samples from these weights."""
