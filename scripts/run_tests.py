@@ -33,18 +33,18 @@ def integration(*names: str) -> tuple[str, ...]:
 
 PARTS = {
     "cluster": ("tests/cluster",),
+    "rest": (),
     "unit": ("tests/unit",),
     "runs": integration(
         "diagnose_command", "faults_config", "faults_disk", "faults_model", "own_classes", "recover_check",
         "recover_from", "recovery_choice", "recovery_damage", "recovery_kill", "recovery_persistent", "recovery_ranks",
         "recovery_signals", "report_browser", "trainer_types",
     ),
-    "rest": (),
+    "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "slurm"),
     "servers": integration(
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
         "eval_real", "prefix_sharing_real",
     ),
-    "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "slurm"),
     "learning": ("tests/learning",),
 }  # fmt: skip
 """Tests that share what is dear to start, the longest part first. The rest: integration tests that none names."""
