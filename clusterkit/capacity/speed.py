@@ -99,7 +99,7 @@ class Controller:
     change_seconds: float
 
 
-CONTROLLER = Controller(wait_share=0.06, request_seconds=0.8e-3, token_seconds=0.9e-6, change_seconds=0.12)
+CONTROLLER = Controller(wait_share=0.03, request_seconds=0.3e-3, token_seconds=1.0e-6, change_seconds=0.12)
 
 
 def publishing_seconds(config: RunConfig, shape: ModelShape, allocation: Allocation, gpu: str) -> tuple[float, float]:

@@ -136,7 +136,7 @@ def test_controllers_are_proposed_where_rank_0_makes_too_few_requests() -> None:
     assert large.as_dict()["controllers_wanted"] == 0
     more = plan_preset("1.5B_n16", "memagent", [f"rollout.controllers={wanted}"])
     assert more.as_dict()["controllers_wanted"] == 0
-    assert more.expected[0].parts["sampling"].low < small.expected[0].parts["sampling"].low
+    assert more.expected[0].parts["sampling"].low <= small.expected[0].parts["sampling"].low
 
 
 def test_data_sheets_are_those_that_the_trainer_counts_with() -> None:
