@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import Tensor
 from trainer.adapter_folder import CONFIG, INSIDE
 from trainer.assets import resolve_model
 from trainer.checkpoint.export import export
+from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config_parts import ModelConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.errors import UserError
@@ -202,6 +204,24 @@ def test_an_adapter_that_cannot_be_used_says_why(folder: Path, tmp_path: Path) -
     config.write_text(json.dumps(facts))
     with pytest.raises(UserError, match=r"does not belong to .*: by the adapter model.layers.* is \[\d+, 64\], and"):
         whole_model(adapter, str(tmp_path / "cache"))
+
+
+def test_adapters_are_not_put_on_another_base(base: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, same = (learner(adapted(base), small_config(*SETTINGS)) for _ in range(2))
+    RecoverStore(tmp_path).save(one, RunState(1, 1, 1, 1, 0.0), {}, single_world())
+    slot, _ = RecoverStore(tmp_path).newest()
+    assert slot is not None
+    changed = copy.deepcopy(base)
+    with torch.no_grad():
+        changed.model.norm.weight[0] *= 1 + 2**-20
+    other = learner(adapted(changed), small_config(*SETTINGS))
+
+    RecoverStore(tmp_path).load(same, slot)
+    assert "does not say" not in caplog.text
+    with pytest.raises(UserError, match=r"the adapters of .*slot-a belong to another base model: .* or start afresh"):
+        RecoverStore(tmp_path).load(other, slot)
+    RecoverStore(tmp_path).load(other, replace(slot, base=""))
+    assert "does not say which base model its adapters belong to" in caplog.text
 
 
 # -- PEFT's own ---------------------------------------------------------------------------------------------------
