@@ -172,6 +172,15 @@ def test_a_checkpoint_is_the_whole_model_with_its_adapter_inside(folder: Path, t
     assert all(torch.equal(value, expected[name]) for name, value in again.state_dict().items())
 
 
+@pytest.mark.parametrize("merged", ["true", "false"])
+def test_a_checkpoint_leaves_a_base_at_rest_where_it_is(
+    folder: Path, tmp_path: Path, merged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Learner, "wake", lambda *_, **__: pytest.fail("the base was brought back to the GPU"))
+
+    exported(folder, tmp_path / "checkpoint", f"checkpoint.merged={merged}")
+
+
 def test_a_checkpoint_of_the_adapter_alone_is_used_as_a_model(folder: Path, tmp_path: Path) -> None:
     lm, _ = exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
     adapter = tmp_path / "checkpoint"

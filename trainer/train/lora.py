@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from trainer.config_lora import ALL_LINEAR, LoraConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
-from trainer.train.distributed import World, counted_here, local_part, whole
+from trainer.train.distributed import World, counted_here, local_part, whole, with_local_part
 from trainer.train.logprobs import PolicyModel
 from trainer.train.packing import PackedBatch
 from trainer.train.weightfiles import Region, Shape, Weights
@@ -190,8 +190,16 @@ class Adapter:
 
     @torch.no_grad()
     def merged_part(self, weight: Tensor) -> Tensor:
-        """This rank's part of `merged`."""
-        return local_part(weight).float() + self.scale * (local_part(self.b).float() @ _all_rows(self.a).float())
+        """This rank's part of `merged`, where its part of the weight is: the adapter may be on another device."""
+        own = local_part(weight)
+        b, a = (matrix.float().to(own.device) for matrix in (local_part(self.b), _all_rows(self.a)))
+        return own.float() + self.scale * (b @ a)
+
+    @torch.no_grad()
+    def on(self, device: torch.device) -> Adapter:
+        """The adapter on a device, sharded as it was; the same tensors where they are there."""
+        a, b = (with_local_part(matrix, local_part(matrix).to(device)) for matrix in (self.a, self.b))
+        return Adapter(a, b, self.scale)
 
     def gathered(self) -> Adapter:
         """A copy of the adapter, whole and in host memory. Collective where it is sharded."""
