@@ -209,6 +209,21 @@ def test_an_adapter_that_cannot_be_used_says_why(folder: Path, tmp_path: Path) -
     config.write_text(json.dumps(facts | {"use_dora": True}))
     with pytest.raises(UserError, match="use_dora=True is not known here"):
         resolve_model(str(adapter))
+    config.write_text(json.dumps(facts | {"init_lora_weights": "pissa_niter_4"}))
+    with pytest.raises(UserError, match="init_lora_weights=pissa_niter_4 is not known here"):
+        resolve_model(str(adapter))
+    config.write_text(json.dumps(facts | {"alpha_pattern": {"q_proj(": 3}}))
+    with pytest.raises(UserError, match="does not describe a LoRA adapter"):
+        resolve_model(str(adapter))
+    config.write_text(json.dumps(facts | {"base_model_name_or_path": str(adapter)}))
+    with pytest.raises(UserError, match=r"is an adapter of .*checkpoint, which is an adapter, too"):
+        resolve_model(str(adapter))
+    config.write_text(json.dumps(facts))
+    whole = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(json.dumps(json.loads(whole) | {"quantization_config": {"bits": 4}}))
+    with pytest.raises(UserError, match="whose weights are quantised"):
+        resolve_model(str(adapter))
+    (folder / "config.json").write_text(whole)
     shardedranks.model().save_pretrained(folder)
     config.write_text(json.dumps(facts))
     with pytest.raises(UserError, match=r"does not belong to .*: by the adapter model.layers.* is \[\d+, 64\], and"):
@@ -271,6 +286,26 @@ def test_peft_loads_an_adapter_and_computes_the_same_gradients(
     own = {name: value for name, value in found.items() if is_adapter(name)}
     assert stats.values["actor_clip_ratio"] == 0
     assert relative_difference(own, its) <= 1e-4
+
+
+def test_patterns_are_those_of_peft(folder: Path, tmp_path: Path) -> None:
+    require(importlib.util.find_spec("peft") is not None, "PEFT is not installed")
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 (may be missing)
+
+    plain = plain_copy(load_lm(folder, ModelConfig(), torch.float32), torch.float32)
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False, use_rslora=True,
+        rank_pattern={r"layers\.0\..*q_proj": 2, "v_proj": 3}, alpha_pattern={r".*\.1\.self_attn\.[qk]_proj": 5},
+    )  # fmt: skip
+    model = get_peft_model(plain, config)
+    model.save_pretrained(tmp_path / "theirs")
+    facts = json.loads((tmp_path / "theirs" / CONFIG).read_text())
+    (tmp_path / "theirs" / CONFIG).write_text(json.dumps(facts | {"base_model_name_or_path": str(folder)}))
+
+    found = load_lm(whole_model(tmp_path / "theirs", str(tmp_path / "cache")), ModelConfig(), torch.float32)
+
+    its = model.merge_and_unload().state_dict()
+    assert all(torch.allclose(value, its[name], atol=1e-6) for name, value in found.state_dict().items())
 
 
 def test_an_adapter_of_peft_is_merged_as_peft_merges_it(folder: Path, peft_model: Any, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def _read(adapter: AdapterFolder) -> dict[str, Adapter]:
         a, b = (stored.pop(f"{PREFIX}{layer}{end}", None) for end in (A, B))
         if a is None or b is None:
             raise UserError(f"{path} lacks the other half of the adapter of {layer}: copy or download it again")
-        found[f"{layer}.weight"] = Adapter(a, b, adapter.scale(layer))
+        found[f"{layer}.weight"] = Adapter(a, b, adapter.scale(layer, a.shape[0]))
     if stored or not found:
         raise UserError(
             f"{path}: {min(stored, default='nothing')} is no adapter of a linear layer: merge it with PEFT "
