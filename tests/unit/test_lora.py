@@ -24,6 +24,7 @@ from builders import (
     small_config,
 )
 from realparts import require
+from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.adapter_folder import CONFIG, INSIDE
@@ -32,7 +33,8 @@ from trainer.checkpoint.export import export
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config_parts import ModelConfig
 from trainer.engines.embedded import EmbeddedEngine
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
+from trainer.train import adapterfiles
 from trainer.train.adapterfiles import whole_model
 from trainer.train.distributed import single_world
 from trainer.train.learner import Learner
@@ -196,6 +198,42 @@ def test_a_checkpoint_of_the_adapter_alone_is_used_as_a_model(folder: Path, tmp_
         EmbeddedEngine(load_lm(whole, ModelConfig()), {0}).generate_batch(greedy)[0].token_ids
         == EmbeddedEngine(lm, {0}).generate_batch(greedy)[0].token_ids
     )
+
+
+def test_processes_that_merge_the_same_adapter_get_one_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    adapter, merge, found = tmp_path / "checkpoint", adapterfiles._merge, list[Path]()
+
+    def slower(*arguments: Any) -> None:
+        monkeypatch.setattr(adapterfiles, "_merge", merge)
+        found.append(whole_model(adapter, str(tmp_path / "cache")))  # another process, in the meantime
+        merge(*arguments)
+
+    monkeypatch.setattr(adapterfiles, "_merge", slower)
+
+    assert [whole_model(adapter, str(tmp_path / "cache"))] == found
+    assert list((tmp_path / "cache" / "merged").iterdir()) == found
+
+
+def test_a_merge_that_fails_is_told_in_words_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    adapter, shard = tmp_path / "checkpoint", folder / "model.safetensors"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(adapterfiles, "save_file", full)
+        with pytest.raises(RunError, match=r"no space left on the disk of .*merged"):
+            whole_model(adapter, str(tmp_path / "cache"))
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"model.safetensors is cut short"):
+        whole_model(adapter, str(tmp_path / "cache"))
+    assert not list((tmp_path / "cache" / "merged").iterdir())
 
 
 def test_an_adapter_that_cannot_be_used_says_why(folder: Path, tmp_path: Path) -> None:
