@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.adapter_folder import CONFIG, INSIDE
-from trainer.assets import resolve_model
+from trainer.assets import adapter_base, resolve_model
 from trainer.checkpoint.export import export
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config_parts import ModelConfig
@@ -198,6 +198,17 @@ def test_a_checkpoint_of_the_adapter_alone_is_used_as_a_model(folder: Path, tmp_
         EmbeddedEngine(load_lm(whole, ModelConfig()), {0}).generate_batch(greedy)[0].token_ids
         == EmbeddedEngine(lm, {0}).generate_batch(greedy)[0].token_ids
     )
+
+
+def test_the_base_of_a_relative_path_is_found_from_everywhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exported(Path(folder.name), tmp_path / "checkpoint", "checkpoint.merged=false")
+
+    monkeypatch.chdir("/")
+
+    assert adapter_base(tmp_path / "checkpoint") == folder
 
 
 def test_processes_that_merge_the_same_adapter_get_one_folder(

@@ -30,7 +30,7 @@ def write_adapter(folder: Path, base: str, config: LoraConfig, adapters: dict[st
     """Write adapters into a folder in PEFT's format.
 
     Args:
-        base: path of the model that they belong to.
+        base: path of the model that they belong to; written as an absolute one, as the adapter may be moved.
         adapters: whole, by the name of the weight that each belongs to.
     """
     tensors, targets = {}, set()
@@ -41,6 +41,8 @@ def write_adapter(folder: Path, base: str, config: LoraConfig, adapters: dict[st
         tensors[f"{PREFIX}{layer}{B}"] = adapter.b.detach().cpu().contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    if base and Path(base).is_dir():
+        base = str(Path(base).absolute())
     facts = adapter_config(base, config.rank, config.alpha, list(targets))
     (folder / CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
