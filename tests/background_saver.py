@@ -21,6 +21,7 @@ class BigLearner:
         self.policy = nn.Linear(8192, 8192, bias=False)
         self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=0.1)
         self.optimizer_steps = 0
+        self.base = ""  # no adapters
 
     def wake(self, state: bool = True) -> None:
         """It is never at rest."""

@@ -12,10 +12,11 @@ from torch import Tensor
 from trainer.checkpoint.export import export
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config import RunConfig
-from trainer.train.distributed import World, join_world, leave_world
+from trainer.train.distributed import World, join_world, leave_world, single_world
 from trainer.train.learner import Learner
 from trainer.train.loading import Origin
-from trainer.train.lora import BasePolicy, is_adapter
+from trainer.train.logprobs import PolicyModel
+from trainer.train.lora import BasePolicy, add_adapters, base_digest, is_adapter
 from trainer.train.model import load_lm, load_tokenizer
 from trainer.train.parity import require_parity
 from trainer.types import Row
@@ -48,6 +49,12 @@ def make(world: World, folder: Path) -> tuple[Origin, Learner]:
     return origin, Learner(origin.lm, origin.config, world, 10, origin.weights)
 
 
+def whole_digest(folder: Path, dtype: torch.dtype) -> str:
+    """Digest of the base that is not shared out."""
+    lm = add_adapters(load_lm(folder, small_config().model, torch.float32), config_of(dtype).model.lora, dtype, 1)
+    return base_digest(PolicyModel(lm), single_world())
+
+
 def adapters(one: Learner) -> dict[str, Tensor]:
     return {name: value for name, value in parameters(one).items() if is_adapter(name)}
 
@@ -72,7 +79,7 @@ def run(world: World, folder: Path, model: Path) -> dict[str, Any]:
     origin = Origin(model, config_of(world.dtype), world)
     replica = origin.replica()
     one = Learner(origin.lm, origin.config, world, 10, origin.weights)
-    told: dict[str, Any] = {"first": parameters(one), "parity": require_parity(one, 80, 64).gap}
+    told: dict[str, Any] = {"digest": one.base, "first": parameters(one), "parity": require_parity(one, 80, 64).gap}
     told["before"] = one.logprobs(rows[0])
     stats = [one.step(rows[0]).values]
     told["reference"] = one.logprobs(rows[0], BasePolicy(one.policy))

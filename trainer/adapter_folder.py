@@ -6,6 +6,7 @@ Standard library only, as the operator side looks at such folders, too.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,20 +26,26 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, [], {}),
     "fan_in_fan_out": (None, False),
+    "alora_invocation_tokens": (None, []),
+    "layer_replication": (None, []),
+    # Of the others most (pissa, olora, corda, loftq) have the adapter belong to what their start left of the base.
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """What an adapter's folder says of it. base: path or name of the model that it belongs to."""
+    """What an adapter's folder says of it. Ranks are those of its tensors.
+
+    base: path or name of the model that it belongs to.
+    alphas: by regular expressions for the ends of layers' names.
+    """
 
     folder: Path
     base: str
-    rank: int
     alpha: float
     rank_stabilised: bool
-    ranks: dict[str, int]
-    alphas: dict[str, float]
+    alphas: dict[re.Pattern[str], float]
 
     @classmethod
     def read(cls, folder: Path) -> AdapterFolder:
@@ -49,13 +56,11 @@ class AdapterFolder:
             found = cls(
                 folder,
                 str(facts["base_model_name_or_path"] or ""),
-                int(facts["r"]),
                 float(facts["lora_alpha"]),
                 bool(facts.get("use_rslora")),
-                {str(name): int(rank) for name, rank in (facts.get("rank_pattern") or {}).items()},
-                {str(name): float(alpha) for name, alpha in (facts.get("alpha_pattern") or {}).items()},
+                {_pattern(name): float(alpha) for name, alpha in (facts.get("alpha_pattern") or {}).items()},
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
             raise UserError(f"{path} does not describe a LoRA adapter: {type(error).__name__}: {error}") from error
         kind = facts.get("peft_type")
         other = [name for name, plain in _PLAIN.items() if facts.get(name) not in plain]
@@ -69,9 +74,9 @@ class AdapterFolder:
             raise UserError(f"{folder} is incomplete: {WEIGHTS} is missing: copy or download the adapter again")
         return found
 
-    def scale(self, layer: str) -> float:
+    def scale(self, layer: str, rank: int) -> float:
         """What the adapter of a layer is multiplied by. layer: its name in the model."""
-        rank, alpha = _of(self.ranks, layer, self.rank), _of(self.alphas, layer, self.alpha)
+        alpha = next((alpha for pattern, alpha in self.alphas.items() if pattern.match(layer)), self.alpha)
         return float(alpha / (rank**0.5 if self.rank_stabilised else rank))
 
 
@@ -101,7 +106,6 @@ def adapter_config(base: str, rank: int, alpha: float, targets: list[str]) -> di
     }
 
 
-def _of(patterns: dict[str, Any], layer: str, usual: float) -> float:
-    """The value of the first pattern that is the end of a layer's name."""
-    found = (value for name, value in patterns.items() if layer == name or layer.endswith(f".{name}"))
-    return next(found, usual)
+def _pattern(key: str) -> re.Pattern[str]:
+    """A key of alpha_pattern as PEFT reads it."""
+    return re.compile(rf"(.*\.)?({key})$")

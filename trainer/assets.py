@@ -79,17 +79,30 @@ def adapter_base(folder: Path, cache_dir: str = "") -> Path:
     """
     adapter = AdapterFolder.read(folder)
     beside = folder / adapter.base
+    named = str(beside) if adapter.base and beside.is_dir() else adapter.base
+    if named and is_adapter_folder(Path(named).expanduser()):
+        raise UserError(f"{folder} is an adapter of {named}, which is an adapter, too: merge that one first")
     try:
-        base = resolve_model(str(beside) if adapter.base and beside.is_dir() else adapter.base, cache_dir)
+        base = resolve_model(named, cache_dir)
     except UserError as error:
         why = str(error) if Path(adapter.base).expanduser().is_dir() else "it is not here"
         raise UserError(
             f"{folder} is an adapter of the model {adapter.base or '(none is named)'}: {why}. Fetch that model, and "
             f"name its folder as base_model_name_or_path in {folder / CONFIG}"
         ) from error
-    if is_adapter_folder(base):
-        raise UserError(f"{folder} is an adapter of {base}, which is an adapter, too: merge that one first")
+    if _is_quantised(base / "config.json"):
+        raise UserError(
+            f"{folder} is an adapter of {base}, whose weights are quantised: name the model that it was quantised from "
+            f"as base_model_name_or_path in {folder / CONFIG}"
+        )
     return base
+
+
+def _is_quantised(config: Path) -> bool:
+    try:
+        return bool(json.loads(config.read_text(encoding="utf-8")).get("quantization_config"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{config} cannot be read ({error}): copy or download the checkpoint again") from error
 
 
 def check_model(folder: Path) -> None:

@@ -34,13 +34,21 @@ class Unneeded:
 
 
 @dataclass(frozen=True)
+class Switch:
+    """A key that is true or false. on: our settings of true, unless they are typed. off: those of false."""
+
+    on: Mapping[str, str]
+    off: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class RefusedSetting:
     """A key that cannot be translated. `instead`: what to do."""
 
     instead: str
 
 
-Alias = Renamed | Unneeded | RefusedSetting
+Alias = Renamed | Unneeded | Switch | RefusedSetting
 
 
 @dataclass(frozen=True)
@@ -68,13 +76,22 @@ def translate(key: str, text: str) -> Translation:
         if alias.values and text.lower() not in alias.values:
             raise UserError(f"{key}={text}: only {' or '.join(alias.values)} is possible here: {alias.because}")
         return Translation({}, note=f"{key}={text} is not needed here: {alias.because}")
+    if isinstance(alias, Switch):
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"{key}={text}: it is true or false")
+        ours = alias.on if text.lower() == "true" else alias.off
+        note = f"{key}={text} is {_words(ours)} here"
+        return Translation({}, alias.on, note) if ours is alias.on else Translation(alias.off, note=note)
     value = alias.values.get(text.lower(), text)
     texts = alias.convert(value) if alias.convert else (value,) * len(alias.keys)
     settings = {name: part for name, part in zip(alias.keys, texts, strict=True) if part}
     if settings == {key: text}:
         return Translation(settings)
-    ours = " ".join(f"{name}={part}" for name, part in (settings | dict(alias.beside)).items())
-    return Translation(settings, alias.beside, f"{key}={text} is {ours} here")
+    return Translation(settings, alias.beside, f"{key}={text} is {_words(settings | dict(alias.beside))} here")
+
+
+def _words(settings: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={part}" for name, part in settings.items())
 
 
 def translation_notes(arguments: Iterable[str]) -> tuple[str, ...]:
@@ -92,6 +109,8 @@ def describe(key: str) -> str:
     match ALIASES.get(key):
         case Renamed(keys):
             return f"{key} is {' and '.join(keys)} here"
+        case Switch(on):
+            return f"{key} is {' and '.join(on)} here"
         case Unneeded(because):
             return f"{key} is not needed here: {because}"
         case RefusedSetting(instead):
@@ -181,10 +200,10 @@ _EXPERIMENT: dict[str, Alias] = {  # AReaL of all versions: the run, its hosts, 
 _LEARNING: dict[str, Alias] = {  # AReaL of all versions: model, data, sampling, loss
     "actor.path": Renamed(("model.path",)),
     "ref.path": Renamed(("model.path",)),
-    "actor.use_lora": Unneeded("model.lora.rank above 0 turns it on", ("true",)),
-    "actor.lora_rank": Renamed(("model.lora.rank",)),
+    "actor.use_lora": Switch({"model.lora.rank": "32", "model.lora.alpha": "16"}, {"model.lora.rank": "0"}),
+    "actor.lora_rank": Renamed(("model.lora.rank",), beside={"model.lora.alpha": "16"}),
     "actor.lora_alpha": Renamed(("model.lora.alpha",)),
-    "actor.target_modules": Renamed(("model.lora.targets",)),
+    "actor.target_modules": Renamed(("model.lora.targets",), {"[]": "all-linear"}),
     "critic.path": _NO_CRITIC,
     "dataset.path": _DATA_SET,
     "train_dataset.path": _DATA_SET,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterkit.config.aliases import ALIASES, Renamed, translation_notes
+from clusterkit.config.aliases import ALIASES, Renamed, Switch, translation_notes
 from clusterkit.config.fields import fields
 from clusterkit.config.overrides import parse_overrides
 from clusterkit.config.resolve import resolve
@@ -22,6 +22,8 @@ def test_every_alias_leads_to_a_setting_and_hides_none() -> None:
     for old, alias in ALIASES.items():
         if isinstance(alias, Renamed):
             assert set(alias.keys) | set(alias.beside) <= set(fields()), old
+        if isinstance(alias, Switch):
+            assert set(alias.on) | set(alias.off) <= set(fields()), old
         # A key of ours stays ours: only values of it may have another spelling.
         assert old not in fields() or (isinstance(alias, Renamed) and alias.keys == (old,)), old
 
@@ -32,6 +34,10 @@ def test_every_alias_leads_to_a_setting_and_hides_none() -> None:
         ("actor.path=/m", {"model.path": "/m"}),
         ("dataset.train_bs_n_seqs=512", {"rollout.batch_size": 512}),
         ("actor_rollout_ref.model.target_modules=all-linear", {"model.lora.targets": ["all-linear"]}),
+        ("actor.use_lora=true", {"model.lora.rank": 32, "model.lora.alpha": 16.0}),
+        ("actor.use_lora=false", {"model.lora.rank": 0}),
+        ("actor.lora_rank=8", {"model.lora.rank": 8, "model.lora.alpha": 16.0}),
+        ("actor.target_modules=[]", {"model.lora.targets": ["all-linear"]}),
         ("exp_ctrl.save_freq_steps=null", {"checkpoint.save_freq_steps": 0}),
         ("trainer.test_freq=-1", {"eval.every_steps": 0}),
         ("algorithm.grpo_use_adv=False", {"algorithm.advantage": "mean"}),
@@ -60,6 +66,15 @@ def test_a_number_of_epochs_counts_although_the_preset_counts_steps() -> None:
     assert (config.train.total_epochs, config.train.total_steps) == (3, 0)
     both = parse_overrides(["train.total_steps=7", "trainer.total_epochs=3"])
     assert both == {"train.total_steps": 7, "train.total_epochs": 3}
+
+
+def test_adapters_of_areal_have_what_is_typed_and_its_own_defaults_beside() -> None:
+    typed = ["actor.use_lora=true", "actor.lora_rank=8", "actor.lora_alpha=64"]
+    for words in (typed, typed[::-1]):
+        assert parse_overrides(words) == {"model.lora.rank": 8, "model.lora.alpha": 64.0}
+    with pytest.raises(UserError, match=r"actor\.use_lora=maybe: it is true or false"):
+        parse_overrides(["actor.use_lora=maybe"])
+    assert translation_notes(typed)[0] == "actor.use_lora=true is model.lora.rank=32 model.lora.alpha=16 here"
 
 
 def test_what_was_understood_is_said_and_nothing_is_said_of_our_own_keys() -> None:

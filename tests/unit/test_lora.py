@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,17 @@ from builders import (
     small_config,
 )
 from realparts import require
+from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.adapter_folder import CONFIG, INSIDE
-from trainer.assets import resolve_model
+from trainer.assets import adapter_base, resolve_model
 from trainer.checkpoint.export import export
+from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config_parts import ModelConfig
 from trainer.engines.embedded import EmbeddedEngine
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
+from trainer.train import adapterfiles
 from trainer.train.adapterfiles import whole_model
 from trainer.train.distributed import single_world
 from trainer.train.learner import Learner
@@ -170,6 +174,15 @@ def test_a_checkpoint_is_the_whole_model_with_its_adapter_inside(folder: Path, t
     assert all(torch.equal(value, expected[name]) for name, value in again.state_dict().items())
 
 
+@pytest.mark.parametrize("merged", ["true", "false"])
+def test_a_checkpoint_leaves_a_base_at_rest_where_it_is(
+    folder: Path, tmp_path: Path, merged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Learner, "wake", lambda *_, **__: pytest.fail("the base was brought back to the GPU"))
+
+    exported(folder, tmp_path / "checkpoint", f"checkpoint.merged={merged}")
+
+
 def test_a_checkpoint_of_the_adapter_alone_is_used_as_a_model(folder: Path, tmp_path: Path) -> None:
     lm, _ = exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
     adapter = tmp_path / "checkpoint"
@@ -187,6 +200,53 @@ def test_a_checkpoint_of_the_adapter_alone_is_used_as_a_model(folder: Path, tmp_
     )
 
 
+def test_the_base_of_a_relative_path_is_found_from_everywhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exported(Path(folder.name), tmp_path / "checkpoint", "checkpoint.merged=false")
+
+    monkeypatch.chdir("/")
+
+    assert adapter_base(tmp_path / "checkpoint") == folder
+
+
+def test_processes_that_merge_the_same_adapter_get_one_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    adapter, merge, found = tmp_path / "checkpoint", adapterfiles._merge, list[Path]()
+
+    def slower(*arguments: Any) -> None:
+        monkeypatch.setattr(adapterfiles, "_merge", merge)
+        found.append(whole_model(adapter, str(tmp_path / "cache")))  # another process, in the meantime
+        merge(*arguments)
+
+    monkeypatch.setattr(adapterfiles, "_merge", slower)
+
+    assert [whole_model(adapter, str(tmp_path / "cache"))] == found
+    assert list((tmp_path / "cache" / "merged").iterdir()) == found
+
+
+def test_a_merge_that_fails_is_told_in_words_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    adapter, shard = tmp_path / "checkpoint", folder / "model.safetensors"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(adapterfiles, "save_file", full)
+        with pytest.raises(RunError, match=r"no space left on the disk of .*merged"):
+            whole_model(adapter, str(tmp_path / "cache"))
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"model.safetensors is cut short"):
+        whole_model(adapter, str(tmp_path / "cache"))
+    assert not list((tmp_path / "cache" / "merged").iterdir())
+
+
 def test_an_adapter_that_cannot_be_used_says_why(folder: Path, tmp_path: Path) -> None:
     exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
     adapter, config = tmp_path / "checkpoint", tmp_path / "checkpoint" / CONFIG
@@ -198,10 +258,43 @@ def test_an_adapter_that_cannot_be_used_says_why(folder: Path, tmp_path: Path) -
     config.write_text(json.dumps(facts | {"use_dora": True}))
     with pytest.raises(UserError, match="use_dora=True is not known here"):
         resolve_model(str(adapter))
+    config.write_text(json.dumps(facts | {"init_lora_weights": "pissa_niter_4"}))
+    with pytest.raises(UserError, match="init_lora_weights=pissa_niter_4 is not known here"):
+        resolve_model(str(adapter))
+    config.write_text(json.dumps(facts | {"alpha_pattern": {"q_proj(": 3}}))
+    with pytest.raises(UserError, match="does not describe a LoRA adapter"):
+        resolve_model(str(adapter))
+    config.write_text(json.dumps(facts | {"base_model_name_or_path": str(adapter)}))
+    with pytest.raises(UserError, match=r"is an adapter of .*checkpoint, which is an adapter, too"):
+        resolve_model(str(adapter))
+    config.write_text(json.dumps(facts))
+    whole = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(json.dumps(json.loads(whole) | {"quantization_config": {"bits": 4}}))
+    with pytest.raises(UserError, match="whose weights are quantised"):
+        resolve_model(str(adapter))
+    (folder / "config.json").write_text(whole)
     shardedranks.model().save_pretrained(folder)
     config.write_text(json.dumps(facts))
     with pytest.raises(UserError, match=r"does not belong to .*: by the adapter model.layers.* is \[\d+, 64\], and"):
         whole_model(adapter, str(tmp_path / "cache"))
+
+
+def test_adapters_are_not_put_on_another_base(base: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, same = (learner(adapted(base), small_config(*SETTINGS)) for _ in range(2))
+    RecoverStore(tmp_path).save(one, RunState(1, 1, 1, 1, 0.0), {}, single_world())
+    slot, _ = RecoverStore(tmp_path).newest()
+    assert slot is not None
+    changed = copy.deepcopy(base)
+    with torch.no_grad():
+        changed.model.norm.weight[0] *= 1 + 2**-20
+    other = learner(adapted(changed), small_config(*SETTINGS))
+
+    RecoverStore(tmp_path).load(same, slot)
+    assert "does not say" not in caplog.text
+    with pytest.raises(UserError, match=r"the adapters of .*slot-a belong to another base model: .* or start afresh"):
+        RecoverStore(tmp_path).load(other, slot)
+    RecoverStore(tmp_path).load(other, replace(slot, base=""))
+    assert "does not say which base model its adapters belong to" in caplog.text
 
 
 # -- PEFT's own ---------------------------------------------------------------------------------------------------
@@ -242,6 +335,26 @@ def test_peft_loads_an_adapter_and_computes_the_same_gradients(
     own = {name: value for name, value in found.items() if is_adapter(name)}
     assert stats.values["actor_clip_ratio"] == 0
     assert relative_difference(own, its) <= 1e-4
+
+
+def test_patterns_are_those_of_peft(folder: Path, tmp_path: Path) -> None:
+    require(importlib.util.find_spec("peft") is not None, "PEFT is not installed")
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 (may be missing)
+
+    plain = plain_copy(load_lm(folder, ModelConfig(), torch.float32), torch.float32)
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False, use_rslora=True,
+        rank_pattern={r"layers\.0\..*q_proj": 2, "v_proj": 3}, alpha_pattern={r".*\.1\.self_attn\.[qk]_proj": 5},
+    )  # fmt: skip
+    model = get_peft_model(plain, config)
+    model.save_pretrained(tmp_path / "theirs")
+    facts = json.loads((tmp_path / "theirs" / CONFIG).read_text())
+    (tmp_path / "theirs" / CONFIG).write_text(json.dumps(facts | {"base_model_name_or_path": str(folder)}))
+
+    found = load_lm(whole_model(tmp_path / "theirs", str(tmp_path / "cache")), ModelConfig(), torch.float32)
+
+    its = model.merge_and_unload().state_dict()
+    assert all(torch.allclose(value, its[name], atol=1e-6) for name, value in found.state_dict().items())
 
 
 def test_an_adapter_of_peft_is_merged_as_peft_merges_it(folder: Path, peft_model: Any, tmp_path: Path) -> None:

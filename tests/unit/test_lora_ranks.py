@@ -28,13 +28,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Any]:
-    return loraranks.run(single_world(), tmp_path_factory.mktemp("alone"), model)
+    told = loraranks.run(single_world(), tmp_path_factory.mktemp("alone"), model)
+    return told | {"digests": [loraranks.whole_digest(model, dtype) for dtype in (torch.float32, torch.bfloat16)]}
 
 
 def check(told: dict[str, Any], folder: Path, alone: dict[str, Any], half: bool = False) -> None:
     """A rank's report, and what was written, against that of one rank in float32."""
     first = {name: value for name, value in alone["first"].items() if is_adapter(name)}
     assert all(torch.equal(told["first"][name], value) for name, value in first.items())
+    assert told["digest"] == alone["digests"][half]
     assert told["parity"] <= (0.05 if half else 1e-5)
     assert told["reference"] == told["before"]
     assert all(torch.equal(told["base"][name], told["first"][name]) for name in told["base"])

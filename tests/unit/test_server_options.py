@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ def test_what_cannot_start_is_said_before_anything_is_started(model: Path, tmp_p
     assert "is a BertForMaskedLM, which generates no text" in refused()
     (model / "config.json").write_text(json.dumps({"num_attention_heads": 9}))
     assert "names no architecture" in refused()
+
+
+def test_adapters_of_a_rank_that_vllm_does_not_know(model: Path, tmp_path: Path) -> None:
+    largest = ServerOptions(model, tmp_path / "log", python="/bin/true", lora_rank=512)
+    check_options("vllm", largest)
+    with pytest.raises(UserError, match=r"model\.lora\.rank=513: vLLM takes adapters up to rank 512"):
+        check_options("vllm", replace(largest, lora_rank=513))
 
 
 @pytest.mark.parametrize(

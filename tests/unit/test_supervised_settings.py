@@ -140,6 +140,15 @@ def test_a_kl_reference_that_would_be_another_model_is_refused(tmp_path: Path) -
         assert supervised_model(config, Path("/model"), start, never) == Path("/model")
 
 
+def test_adapters_need_the_supervised_start_that_they_were_trained_on(tmp_path: Path) -> None:
+    settings = (f"fileroot={tmp_path / 'runs'}", "algorithm.kl_coef=0", "model.lora.rank=8")
+    another = read(*settings, f"recover_from={tmp_path}/copy")
+    with pytest.raises(UserError, match="the adapters of that run belong to the checkpoint of its supervised start"):
+        supervised_model(another, Path("/model"), at_step_5_of(tmp_path / "copy", "traces.jsonl"), never)
+
+    assert supervised_model(another, Path("/model"), at_step_5_of(tmp_path / "copy", ""), never) == Path("/model")
+
+
 def test_an_interval_holds_the_mean_and_is_the_same_every_time() -> None:
     values = [0.0] * 60 + [1.0] * 40
 

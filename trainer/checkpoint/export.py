@@ -108,17 +108,21 @@ def _shards(learner: Learner) -> Shards:
 
 
 def _contents(learner: Learner) -> Contents:
-    """Collective. What adapters are merged into is in host memory: it would be the weights a second time."""
+    """Collective. What adapters are merged into is in host memory: it would be the weights a second time.
+
+    A base that is at rest in host memory stays there, as servers may use the GPU; only adapters are moved, that of one
+    weight at a time, for the ranks to exchange them.
+    """
     if not has_adapters(learner.policy):
         return _shards(learner), {}
-    learner.wake(state=False)
     shards, (weights, adapters) = _shards(learner), served_state(learner)
-    merged = {
-        name: one.merged_part(weights[name]).to("cpu", learner.world.dtype)
-        for name, one in adapters.items()
-        if name in shards.parts
-    }
-    return replace(shards, parts=shards.parts | merged), {name: one.gathered() for name, one in adapters.items()}
+    merged, gathered = {}, {}
+    for name, resting in adapters.items():
+        one = resting.on(learner.world.device)
+        if name in shards.parts:
+            merged[name] = one.merged_part(weights[name]).to("cpu", learner.world.dtype)
+        gathered[name] = one.gathered()
+    return replace(shards, parts=shards.parts | merged), gathered
 
 
 def _write(contents: Contents, learner: Learner, tokenizer: Any, folder: Path, world: World) -> Record:

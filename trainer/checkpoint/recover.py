@@ -16,6 +16,7 @@ In the background (`checkpoint.async_recover`) the training waits only for the c
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
 import warnings
@@ -37,7 +38,7 @@ from torch.utils._pytree import tree_leaves
 from trainer.checkpoint.background import BackgroundWriter, HostCopy, Record
 from trainer.checkpoint.slots import LATEST, MANIFEST, SLOTS, STATE, RunState, Slot, Slots, serial_of
 from trainer.disk import disk_of
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 from trainer.files import disk_error, is_full, remove_tree, replace_tree, sha256, sync, tree_bytes, write_atomic
 from trainer.train.distributed import World, local_part
 from trainer.train.learner import Learner
@@ -49,6 +50,8 @@ WRITER_BYTES = 1 << 30
 """Bytes for which a thread, with a file of its own, is worth it."""
 KINDS = 2
 """Groups of parameters in a checkpoint: matrices, and biases and norms."""
+
+log = logging.getLogger("trainer")
 
 Manifest = dict[str, dict[str, Any]]
 """Name -> bytes and sha256 of files in a slot."""
@@ -78,7 +81,7 @@ class RecoverStore(Slots):
         """
         self._writer.wait()
         began = time.perf_counter()
-        record = self._write(_tensors(learner), state, fingerprint, world)
+        record = self._write(_tensors(learner), state, _facts(learner, fingerprint), world)
         seconds = round(time.perf_counter() - began, 4)
         return record | {"seconds": seconds, "stall_s": seconds}
 
@@ -115,15 +118,15 @@ class RecoverStore(Slots):
         stall = round(time.perf_counter() - began, 4)
 
         def work(apart: World) -> Record:
-            record = self._write(tensors, state, fingerprint, apart)
+            record = self._write(tensors, state, _facts(learner, fingerprint), apart)
             record |= {"seconds": round(time.perf_counter() - began, 4), "stall_s": stall}
             done(record)
             return record
 
         self._saving = self._writer.start(world, work)
 
-    def _write(self, tensors: dict[str, Any], state: RunState, fingerprint: dict[str, Any], world: World) -> Record:
-        """Write the older slot and make it the latest. Collective among the ranks of `world`."""
+    def _write(self, tensors: dict[str, Any], state: RunState, facts: dict[str, Any], world: World) -> Record:
+        """Write the older slot and make it the latest. Collective among the ranks of `world`. facts: see `_facts`."""
         name, serial = world.gather(self._turn() if world.is_main else ("", 0))[0]
         temporary, final = self.folder / f"{name}.tmp", self.folder / name
         with self._reporting(temporary, world):
@@ -141,7 +144,7 @@ class RecoverStore(Slots):
         manifests = world.collect(own)
         with self._reporting(temporary, world):
             if world.is_main:
-                record = {"serial": serial, "state": asdict(state), "fingerprint": fingerprint}
+                record = {"serial": serial, "state": asdict(state), **facts}
                 _finish(temporary, final, record, manifests)
                 write_atomic(self.folder / LATEST, name + "\n")
                 if not self._kept:
@@ -156,7 +159,13 @@ class RecoverStore(Slots):
         }
 
     def load(self, learner: Learner, slot: Slot) -> None:
-        """Load a slot's tensors into the learner. Collective. The number of ranks may differ from the writer's."""
+        """Load a slot's tensors into the learner. Collective. The number of ranks may differ from the writer's.
+
+        Raises:
+            UserError: its adapters belong to another base model than the learner's.
+            RunError: its tensors do not fit.
+        """
+        _require_base(learner, slot)
         learner.wake()
         tensors = _tensors(learner)
         try:
@@ -213,6 +222,29 @@ class RecoverStore(Slots):
         return (
             f"cannot write a recover checkpoint under {self.folder}: {error.strerror or error} ({kept}): make the "
             "folder writable, then start the same command again to go on"
+        )
+
+
+def _facts(learner: Learner, fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """What a slot's record says beside the state: settings, and the model that adapters belong to."""
+    return {"fingerprint": fingerprint} | ({"base": learner.base} if learner.base else {})
+
+
+def _require_base(learner: Learner, slot: Slot) -> None:
+    """Raise UserError where a slot's adapters were trained on other weights than the learner's base has."""
+    if not learner.base or learner.base == slot.base:
+        return
+    if slot.base:
+        raise UserError(
+            f"the adapters of {slot.path} belong to another base model: the weights that this run begins with are not "
+            "those that they were trained on (other files at model.path, a supervised start that was made anew, or a "
+            "tiny model that was warmed up with other train.threads or versions): bring those weights back, or start "
+            "afresh with trial_name=NEW or recover_mode=disabled"
+        )
+    if learner.world.is_main:
+        log.warning(
+            f"{slot.path} does not say which base model its adapters belong to, as it was written by an earlier "
+            "version: going on as if it were this one."
         )
 
 

@@ -47,13 +47,18 @@ class RunState:
 
 @dataclass(frozen=True)
 class Slot:
-    """A complete recover checkpoint. serial: its number among all that the run has written."""
+    """A complete recover checkpoint.
+
+    serial: its number among all that the run has written.
+    base: digest of the model that its adapters belong to; empty where it has none, or an earlier version wrote it.
+    """
 
     name: str
     path: Path
     state: RunState
     fingerprint: dict[str, Any]
     serial: int
+    base: str = ""
 
 
 class Slots:
@@ -105,7 +110,8 @@ def read_slot(path: Path) -> tuple[Slot | None, str]:
     try:
         saved = json.loads((path / STATE).read_text(encoding="utf-8"))
         state = RunState(**saved["state"] | {"taken": tuple(saved["state"].get("taken", ()))})
-        return Slot(path.name, path, state, dict(saved["fingerprint"]), int(saved["serial"])), ""
+        base = str(saved.get("base", ""))
+        return Slot(path.name, path, state, dict(saved["fingerprint"]), int(saved["serial"]), base), ""
     except (KeyError, TypeError, ValueError):
         return None, "was written by another version of the trainer"
 

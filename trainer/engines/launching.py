@@ -13,6 +13,7 @@ from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server
 from trainer.engines.options import ServerOptions, Setting, check_model, check_window
 from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port
+from trainer.engines.vllm_dialect import LORA_RANKS
 from trainer.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,11 @@ def check_options(kind: Kind, options: ServerOptions) -> None:
     _check_python(dialect, options)
     check_model(options)
     check_window(kind, options)
+    if kind == "vllm" and options.lora_rank > LORA_RANKS[-1]:
+        raise UserError(
+            f"model.lora.rank={options.lora_rank}: vLLM takes adapters up to rank {LORA_RANKS[-1]}: lower it, or set "
+            "weights.adapters=merged"
+        )
     if kind == "sglang" and not options.gpus:
         raise UserError(f"{options.name} was given no GPU, and SGLang needs one: name one, or use vLLM on the CPU")
 

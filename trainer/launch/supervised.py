@@ -49,9 +49,11 @@ def supervised_model(config: RunConfig, model: Path, start: Start, learn: Learn)
     if found.done:
         log.info(f"Supervised start: done before ({found.summary}), {found.paths.checkpoints}.")
         return found.paths.checkpoints
-    if goes_on and (config.recover_from or not config.algorithm.kl_coef):
-        _require_reference(config, start.slot)
-        log.info("Supervised start: none, the weights are those of the recover checkpoint.")
+    adapters = config.model.lora.rank > 0
+    if goes_on and (config.recover_from or not (config.algorithm.kl_coef or adapters)):
+        _require_beside(config, start.slot)
+        told = "its adapters belong to model.path" if adapters else "the weights are those of it"
+        log.info(f"Supervised start: none, the run goes on from a recover checkpoint: {told}.")
         return model
     check_lengths(config, make_source(config))  # what is wrong with the data of reinforcement shows now
     require_batch(found.config)
@@ -81,13 +83,20 @@ def _taken_over(config: RunConfig, found: SupervisedStart) -> bool:
     return True
 
 
-def _require_reference(config: RunConfig, slot: Slot | None) -> None:
-    """Raise UserError where the KL reference would be another model than that of the run that is gone on from.
+def _require_beside(config: RunConfig, slot: Slot | None) -> None:
+    """Raise UserError where the KL reference, or the base of adapters, would be another model than that of the run that
+    is gone on from.
 
     slot: the checkpoint of that run. One of the run's own was written after this had been looked at.
     """
     if slot is None or slot.path.parent == RunPaths.of(config).recover:
         return
+    if config.model.lora.rank and slot.fingerprint.get("supervised.dataset"):
+        raise UserError(
+            f"recover_from={config.recover_from}: the adapters of that run belong to the checkpoint of its supervised "
+            f"start, which is not beside it (checkpoints/USER/EXPERIMENT/TRIAL/{SUPERVISED}, with "
+            f"logs/USER/EXPERIMENT/TRIAL/{SUPERVISED}/{MARK}): put both back"
+        )
     if config.algorithm.kl_coef and slot.fingerprint.get("supervised.dataset"):
         raise UserError(
             f"recover_from={config.recover_from}: algorithm.kl_coef={config.algorithm.kl_coef} holds the policy near "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -14,10 +16,10 @@ from torch import Tensor
 from trainer.adapter_folder import CONFIG, PREFIX, WEIGHTS, AdapterFolder, adapter_config, is_adapter_folder
 from trainer.assets import adapter_base, cache_root
 from trainer.config_lora import LoraConfig
-from trainer.disk import file_failures
 from trainer.errors import UserError
-from trainer.files import sha256, sync_tree
+from trainer.files import disk_error, sha256
 from trainer.hf_folder import tensor_shapes
+from trainer.staging import staged_folder
 from trainer.train.lora import A, Adapter, B
 
 _TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template")
@@ -28,7 +30,7 @@ def write_adapter(folder: Path, base: str, config: LoraConfig, adapters: dict[st
     """Write adapters into a folder in PEFT's format.
 
     Args:
-        base: path of the model that they belong to.
+        base: path of the model that they belong to; written as an absolute one, as the adapter may be moved.
         adapters: whole, by the name of the weight that each belongs to.
     """
     tensors, targets = {}, set()
@@ -39,6 +41,8 @@ def write_adapter(folder: Path, base: str, config: LoraConfig, adapters: dict[st
         tensors[f"{PREFIX}{layer}{B}"] = adapter.b.detach().cpu().contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    if base and Path(base).is_dir():
+        base = str(Path(base).absolute())
     facts = adapter_config(base, config.rank, config.alpha, list(targets))
     (folder / CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
@@ -46,7 +50,7 @@ def write_adapter(folder: Path, base: str, config: LoraConfig, adapters: dict[st
 def whole_model(folder: Path, cache_dir: str = "") -> Path:
     """A folder that holds a whole model: the same one, or where it holds an adapter, its base with it merged in.
 
-    That is made once, in the folder `merged` of the cache.
+    That is made once, in the folder `merged` of the cache; of several processes that make it one is the first.
 
     Raises:
         UserError: the adapter or its base cannot be read, or they do not belong together.
@@ -58,16 +62,11 @@ def whole_model(folder: Path, cache_dir: str = "") -> Path:
     place = cache_root(cache_dir) / "merged" / f"{folder.name}-{_digest(folder, base)}"
     if place.is_dir():
         return place
-    temporary = place.with_name(f"{place.name}.tmp")
-    with file_failures(place.parent, "set --cache-dir or $CLUSTERKIT_CACHE to another folder"):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        try:
-            _merge(adapter, base, temporary)
-            sync_tree(temporary)
-            temporary.rename(place)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with staged_folder(place) as staging:
+            _merge(adapter, base, staging)
+    except UserError:
+        if not place.is_dir():  # else another process was faster
             raise
     return place
 
@@ -89,10 +88,23 @@ def _merge(adapter: AdapterFolder, base: Path, target: Path) -> None:
     for file in (*base.glob("*.json"), *base.glob("*.jinja"), *_tokenizer(base), *_tokenizer(adapter.folder)):
         shutil.copyfile(file, target / file.name)
     for file in sorted(base.glob("*.safetensors")):
-        tensors: dict[str, Tensor] = load_file(file)
+        with _told(f"{file} cannot be read: copy or download the model again"):
+            tensors: dict[str, Tensor] = load_file(file)
         for name in tensors.keys() & adapters.keys():
             tensors[name] = adapters[name].merged(tensors[name]).to(tensors[name].dtype)
-        save_file(tensors, target / file.name, metadata={"format": "pt"})
+        with _told(f"{target / file.name} cannot be written"):
+            save_file(tensors, target / file.name, metadata={"format": "pt"})
+
+
+@contextmanager
+def _told(problem: str) -> Iterator[None]:
+    """Turn an error of safetensors into that of the disk behind it, or else into a UserError."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (system := disk_error(error)) is not None:
+            raise system from error
+        raise UserError(f"{problem} ({error})") from error
 
 
 def _tokenizer(folder: Path) -> list[Path]:
@@ -113,7 +125,7 @@ def _read(adapter: AdapterFolder) -> dict[str, Adapter]:
         a, b = (stored.pop(f"{PREFIX}{layer}{end}", None) for end in (A, B))
         if a is None or b is None:
             raise UserError(f"{path} lacks the other half of the adapter of {layer}: copy or download it again")
-        found[f"{layer}.weight"] = Adapter(a, b, adapter.scale(layer))
+        found[f"{layer}.weight"] = Adapter(a, b, adapter.scale(layer, a.shape[0]))
     if stored or not found:
         raise UserError(
             f"{path}: {min(stored, default='nothing')} is no adapter of a linear layer: merge it with PEFT "

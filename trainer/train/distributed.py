@@ -315,6 +315,17 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def counted_here(tensor: Tensor, world: World) -> bool:
+    """Whether this rank's part of a tensor is to count where ranks add up what they have: of equal parts one does."""
+    if world.mesh is None:
+        return True
+    sharded = set()
+    if isinstance(tensor, DTensor):
+        names = tensor.device_mesh.mesh_dim_names or ()
+        sharded = {name for name, place in zip(names, tensor.placements, strict=True) if not place.is_replicate()}
+    return all(name in sharded or world.mesh.get_local_rank(name) == 0 for name in (DATA, TENSOR))
+
+
 def own_region(tensor: Tensor) -> tuple[slice, ...]:
     """The part of the whole tensor that this rank has: a slice of every dimension, with both ends given."""
     shape, offset = tuple(tensor.shape), (0,) * tensor.ndim

@@ -30,6 +30,7 @@ from trainer.train.layers import can_compile, prepare_layers
 from trainer.train.layout import keeps_kernel
 from trainer.train.loading import fill
 from trainer.train.logprobs import PolicyModel, token_logprobs
+from trainer.train.lora import base_digest
 from trainer.train.offload import HostRoom
 from trainer.train.packing import PackedBatch, pack, share_out
 from trainer.train.prefixes import prefix_groups
@@ -98,6 +99,7 @@ class Learner:
         share_out_layers(self.policy, world)
         if weights is not None:
             fill(lm, weights, world.device)
+        self.base = base_digest(self.policy, world)  # of what adapters belong to, for their checkpoints
         self._sync_once = keeps_whole_gradients(self.policy, world)
         t = config.train
         self.optimizer = torch.optim.AdamW(

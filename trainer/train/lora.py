@@ -11,6 +11,7 @@ tensor parallel layers, weights for servers and checkpoints see the model that t
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from trainer.config_lora import ALL_LINEAR, LoraConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
-from trainer.train.distributed import local_part, whole
+from trainer.train.distributed import World, counted_here, local_part, whole, with_local_part
 from trainer.train.logprobs import PolicyModel
 from trainer.train.packing import PackedBatch
 from trainer.train.weightfiles import Region, Shape, Weights
@@ -189,13 +190,44 @@ class Adapter:
 
     @torch.no_grad()
     def merged_part(self, weight: Tensor) -> Tensor:
-        """This rank's part of `merged`."""
-        return local_part(weight).float() + self.scale * (local_part(self.b).float() @ _all_rows(self.a).float())
+        """This rank's part of `merged`, where its part of the weight is: the adapter may be on another device."""
+        own = local_part(weight)
+        b, a = (matrix.float().to(own.device) for matrix in (local_part(self.b), _all_rows(self.a)))
+        return own.float() + self.scale * (b @ a)
+
+    @torch.no_grad()
+    def on(self, device: torch.device) -> Adapter:
+        """The adapter on a device, sharded as it was; the same tensors where they are there."""
+        a, b = (with_local_part(matrix, local_part(matrix).to(device)) for matrix in (self.a, self.b))
+        return Adapter(a, b, self.scale)
 
     def gathered(self) -> Adapter:
         """A copy of the adapter, whole and in host memory. Collective where it is sharded."""
         a, b = (whole(matrix).detach().to("cpu", copy=True) for matrix in (self.a, self.b))
         return Adapter(a, b, self.scale)
+
+
+@torch.no_grad()
+def base_digest(lm: nn.Module, world: World) -> str:
+    """Digest of the weights that adapters belong to, the same however they are shared out; empty without adapters.
+
+    Collective. A sum over the bits of each weight: it is to tell models apart that nobody has made alike on purpose,
+    and costs one read of what this rank has.
+    """
+    if not has_adapters(lm):
+        return ""
+    base = [(name, parameter) for name, parameter in lm.named_parameters() if not is_adapter(name)]
+    sums = torch.stack([_sum_of_bits(parameter, world).to(world.device) for _, parameter in base])
+    told = [f"{name}={number}" for (name, _), number in zip(base, world.sum(sums).tolist(), strict=True)]
+    return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()
+
+
+def _sum_of_bits(tensor: Tensor, world: World) -> Tensor:
+    """Sum of the numbers that a weight's bits are, over what of it is counted on this rank."""
+    local = local_part(tensor)
+    if not counted_here(tensor, world):
+        return torch.zeros((), dtype=torch.int64, device=local.device)
+    return local.view(torch.int32 if local.element_size() == 4 else torch.int16).sum(dtype=torch.int64)
 
 
 def split_state(lm: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Adapter]]:
