@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.files import sync, sync_tree
+from trainer.files import replace_tree, sync_tree
 from trainer.train.adapterfiles import write_adapter
 from trainer.weights.folders import FolderPublisher, caught, explained, fresh
 from trainer.weights.publisher import agree
@@ -41,9 +41,7 @@ class AdapterPublisher(FolderPublisher):
                 fresh(temporary)
                 write_adapter(temporary, str(learner.policy.lm.name_or_path), learner.config.model.lora, gathered)
                 sync_tree(temporary)
-                shutil.rmtree(folder, ignore_errors=True)
-                temporary.rename(folder)
-                sync(folder.parent)
+                replace_tree(temporary, folder)
 
             problem = caught(write)
             if problem is not None:
