@@ -52,11 +52,11 @@ def prepare(
         "and as many for dev.",
     ),
     per_document: int = typer.Option(
-        4, "--per-document", min=1, help="reading: questions with a blank from one document, and over two, at most."
+        4, "--per-document", min=1, help="reading: questions of each kind that begin with one document, at most."
     ),
     traces: int = typer.Option(20000, "--traces", min=0, help="reading: examples for trainer.type=sft."),
     trace_mix: str = typer.Option(
-        "cloze=70,real=10,final=20",
+        "cloze=40,chain=20,comparison=10,real=10,final=20",
         "--trace-mix",
         help="reading: parts of the examples: questions made by rule, real ones, the answer from a whole memory alone.",
     ),

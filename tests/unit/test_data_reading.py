@@ -102,12 +102,49 @@ def test_a_blank_is_filled_by_words_of_the_sentence_that_proves_it() -> None:
     for one in clozes:
         assert one.answer in one.evidence[0]
         assert one.evidence[0] in one.documents[0].text
-        assert BLANK in one.question
+        assert BLANK in one.question or one.question.endswith("?")
         assert one.answer not in one.question.partition("“")[2].replace(one.documents[0].title, "")
 
 
+def test_half_of_the_questions_ask_with_a_question_word_in_place_of_a_blank() -> None:
+    made = [one for seed in range(20) for one in Maker([PIER, WORKS], seed).questions(9)]
+    asked = {one.question: one.answer for one in made if BLANK not in one.question}
+
+    assert asked["Who was born in 1931 in the old harbour?"] == "Anna Pier"
+    assert asked["Anna Pier was born in what year in the old harbour?"] == "1931"
+    assert asked["Vollmer Works was founded by who in 1902?"] == "Otto Brandt"
+    chains = [question for question, answer in asked.items() if "X" in question and answer == "Otto Brandt"]
+    assert chains == ["Anna Pier later worked for X as a clerk. X was founded by who in 1902?"]
+    assert 0.3 * len(made) < sum(BLANK in one.question for one in made) < 0.7 * len(made)
+
+
+def test_people_and_things_are_compared_by_what_their_first_sentences_say() -> None:
+    texts = {
+        "Ada Holm": "Ada Holm (born 4 May 1950) is a Swedish painter who lives in Umea.",
+        "Bo Krag": "Bo Krag (12 June 1911 \u2013 3 July 1980) was a Danish writer.",
+        "Cai Lund": "Cai Lund (born May 9, 1961) is a Swedish actor.",
+        "Dovre Works": "Dovre Works is a steel mill in Norway.",
+        "Elm Mill": "Elm Mill was a steel mill in Wales.",
+        "Fir Hall": "Fir Hall is a country house in Kent.",
+    }
+    documents = [document(title, text) for title, text in texts.items()]
+    made = [one for seed in range(40) for one in Maker(documents, seed).questions(9) if one.kind == "comparison"]
+    found = {one.question: one.answer for one in made}
+
+    assert found["Who was born first, Ada Holm or Bo Krag?"] == "Bo Krag"
+    assert found["Who is older, Cai Lund or Ada Holm?"] == "Ada Holm"
+    assert found["Are Ada Holm and Cai Lund of the same nationality?"] == "yes"
+    assert found["Were Bo Krag and Cai Lund both from the same country?"] == "no"
+    assert found["Are Dovre Works and Elm Mill both a steel mill?"] == "yes"
+    assert found["Which is a country house, Fir Hall or Elm Mill?"] == "Fir Hall"
+    for one in made:
+        assert [name for name in texts if name in one.question] == sorted(d.title for d in one.documents)
+        assert one.evidence == tuple(d.text for d in one.documents)
+
+
 def test_a_chain_asks_for_what_only_the_second_document_says_and_names_it_by_the_first() -> None:
-    (chain,) = {one.answer: one for one in Maker([PIER, WORKS], 1).questions(9) if one.kind == "chain"}.values()
+    made = [one for seed in range(20) for one in Maker([PIER, WORKS], seed).questions(9) if one.kind == "chain"]
+    chain = next(one for one in made if BLANK in one.question)
 
     assert [one.title for one in chain.documents] == ["Anna Pier", "Vollmer Works"]
     assert chain.answer in WORKS.text
@@ -141,7 +178,7 @@ def test_no_document_and_no_question_of_one_split_is_in_another(prepared: Path) 
         questions = rows(prepared / name / QUESTIONS)
         keys[name] = {document_key(row["title"], row["text"]) for row in documents.values()}
         wordings[name] = {row["question"].lower() for row in questions}
-        assert {row["source"] for row in questions} == {"cloze", "chain", "hotpotqa"}
+        assert {row["source"] for row in questions} == {"cloze", "chain", "comparison", "hotpotqa"}
         for row in questions:
             assert set(row["own_documents"]) <= set(documents)
             for number, sentence in zip(row["supporting"], row["evidence"], strict=True):
@@ -163,7 +200,7 @@ def test_yes_no_questions_are_marked_in_files_tasks_and_suites(prepared: Path) -
     assert {row["form"] for row in real} == {"yes_no", "span"}
     assert all((row["form"] == "yes_no") == (row["answers"] == ["yes"]) for row in real)
     for task in [*tasks, *build_items(prepared, 3)]:
-        assert (task.meta["form"] == "yes_no") == (task.answers == ("yes",))
+        assert (task.meta["form"] == "yes_no") == (task.answers in (("yes",), ("no",)))
 
 
 def test_a_run_takes_the_splits_as_they_were_made(prepared: Path) -> None:
@@ -184,8 +221,9 @@ def test_a_run_takes_the_splits_as_they_were_made(prepared: Path) -> None:
 def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_asked_for(prepared: Path) -> None:
     traces = rows(prepared / "traces.jsonl")
 
-    assert [sum(row["kind"] == kind for row in traces) for kind in ("cloze", "real", "final")] == [42, 6, 12]
-    assert [row["kind"] for row in traces[:20]].count("cloze") == 14
+    kinds = ("cloze", "chain", "comparison", "real", "final")
+    assert [sum(row["kind"] == kind for row in traces) for kind in kinds] == [24, 12, 6, 6, 12]
+    assert [row["kind"] for row in traces[:20]].count("cloze") == 8
     for row in traces:
         assert row["answer"].startswith("\\boxed{")
         if row["kind"] == "final":
@@ -267,7 +305,7 @@ def test_texts_without_anything_to_ask_for_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["cloze=x", "words=3", "cloze=-1", "cloze=0", ""])
 def test_a_mix_that_is_none_is_refused(text: str) -> None:
-    assert parse_mix("real=1,cloze=2") == (2.0, 1.0, 0.0)
+    assert parse_mix("real=1,cloze=2") == (2.0, 0.0, 0.0, 1.0, 0.0)
     with pytest.raises(UserError, match="--trace-mix"):
         parse_mix(text)
 

@@ -4,6 +4,9 @@
   name, a year or a number, so the answer stands in the document word for word.
 * **chain**: a sentence of one document mentions the title of another. The question describes the second document by
   that sentence alone and asks what follows some words in it, so both must be read.
+
+Half of them show a blank, the others ask with a question word in its place, as people do (`asking`). Questions that
+compare two documents are `comparison`'s.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from clusterkit.data.datasets.asking import asked, asked_of, chained, named, question_word
+from clusterkit.data.datasets.comparison import Comparisons
 from trainer.seeding import derive_seed
 from trainer.tasks.evidence import WORD, has_words, name_of, sentences
 from trainer.tasks.hotpotqa_data import GENERATED, Document
 
-CLOZE, CHAIN = GENERATED
+CLOZE, CHAIN, COMPARISON = GENERATED
 BLANK = "____"
 MOST_WORDS = 36
 """Words of a quoted sentence; a longer one is cut around its blank."""
@@ -98,13 +103,14 @@ class Maker:
             entries.sort(key=lambda entry: (-len(entry[0]), entry[1]))
         self._spans: dict[int, list[list[Span]]] = {}
         self._facts_of: dict[int, list[tuple[str, str, str]]] = {}
+        self._comparisons = Comparisons(documents, self.names, [found[0] if found else "" for found in self.sentences])
 
     def questions(self, per_document: int) -> Iterator[Made]:
-        """Yield at most `per_document` cloze questions and as many chains of every document, each question once."""
+        """Yield at most `per_document` questions of each kind of every document, each question once."""
         seen = set[str]()
         for number, document in enumerate(self.documents):
             rng = random.Random(derive_seed("reading-questions", document.key, self.seed))
-            for candidates in (self._clozes(number, rng), self._chains(number, rng)):
+            for candidates in (self._clozes(number, rng), self._chains(number, rng), self._compared(number, rng)):
                 kept = 0
                 for made in candidates:
                     if kept == per_document:
@@ -130,6 +136,8 @@ class Maker:
                 asked_title = True
                 text = clip(sentence.replace(name, BLANK))
                 question = rng.choice(_TITLE_ASKED).format(text)
+                if rng.random() < 0.5:
+                    question = asked(text, BLANK, question_word(text, name, BLANK, document.text))
                 yield Made(CLOZE, question, name, (document,), (sentence,))
             spans = self._spans_of(number)[place]
             if spans:
@@ -140,6 +148,8 @@ class Maker:
             if has_words(text, answer) or has_words(document.title, answer):
                 continue
             question = rng.choice(_IN_TITLE).format(title=document.title, text=text)
+            if rng.random() < 0.5:
+                question = asked_of(text, BLANK, question_word(text, answer, BLANK), name)
             yield Made(CLOZE, question, answer, (document,), (sentence,))
 
     def _chains(self, number: int, rng: random.Random) -> Iterator[Made]:
@@ -160,7 +170,20 @@ class Maker:
                 continue
             fact, cue, answer = rng.choice(facts)
             question = rng.choice(_CHAINED).format(first=masked, cue=cue)
+            blanked = fact.replace(f"{cue} {answer}", f"{cue} {BLANK}", 1)
+            word = question_word(blanked, answer, BLANK)
+            if rng.random() < 0.5 and (
+                natural := chained(named(masked, self.names[number]), clip(blanked), BLANK, word, name)
+            ):
+                question = natural
             yield Made(CHAIN, question, answer, (first, second), (sentence, fact))
+
+    def _compared(self, number: int, rng: random.Random) -> Iterator[Made]:
+        for question, answer, other in self._comparisons.of(number, rng):
+            pair = (number, other)
+            first, second = (self.documents[one] for one in pair)
+            evidence = (self.sentences[number][0], self.sentences[other][0])
+            yield Made(COMPARISON, question, answer, (first, second), evidence)
 
     def _facts(self, number: int) -> list[tuple[str, str, str]]:
         """Return (sentence, the words before a name, year or number, that itself) where those words stand once."""

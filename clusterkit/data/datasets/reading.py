@@ -30,7 +30,7 @@ FEWEST_DOCUMENTS = 20
 FEWEST_FILES = 20
 """With so many files whole files go to a split, with fewer their passages do."""
 PART_ROWS = 5000
-MIXES = ("cloze", "real", "final")
+MIXES = (*GENERATED, "real", "final")
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ReadingShape:
 
     per_document: int = 4  # cloze questions of a document, and chains that begin with it, at most
     traces: int = 20000  # lines of traces.jsonl; 0: none
-    mix: tuple[float, ...] = (70, 10, 20)
-    """Parts of MIXES among them: questions made by rule, real ones, and the final turn alone."""
+    mix: tuple[float, ...] = (40, 20, 10, 10, 20)
+    """Parts of MIXES among them: the kinds of questions made by rule, real ones, and the final turn alone."""
     sizes: tuple[int, ...] = (2, 4, 8)  # documents of a trace, in turn
 
 
@@ -53,7 +53,7 @@ class Item:
 
 
 def parse_mix(text: str) -> tuple[float, ...]:
-    """Read `cloze=70,real=10,final=20`; what is not named is 0. Raises UserError."""
+    """Read `cloze=60,chain=20,final=20`; what is not named is 0. Raises UserError."""
     parts = dict.fromkeys(MIXES, 0.0)
     for word in filter(None, (one.strip() for one in text.split(","))):
         name, _, value = word.partition("=")
@@ -62,7 +62,7 @@ def parse_mix(text: str) -> tuple[float, ...]:
         except ValueError:
             parts[name] = -1.0
         if not 0 <= parts[name] < float("inf"):
-            raise UserError(f"--trace-mix {text}: write parts such as cloze=70,real=10,final=20")
+            raise UserError(f"--trace-mix {text}: write parts such as cloze=40,chain=20,real=20,final=20")
     if not sum(parts.values()):
         raise UserError(f"--trace-mix {text}: at least one part must be more than 0")
     return tuple(parts[name] for name in MIXES)
@@ -213,9 +213,9 @@ def _documents(split: str, documents: Sequence[Document]) -> Output:
 
 def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -> Output:
     """Plan traces: every question of a kind once before any comes again, each time among other documents."""
-    made = [item for item in items if item.question.source in GENERATED]
+    made = [[item for item in items if item.question.source == kind] for kind in GENERATED]
     real = [item for item in items if item.question.source not in GENERATED]
-    pools = [made, real, list(items)]
+    pools = [*made, real, list(items)]
     parts = [part if pool else 0.0 for part, pool in zip(shape.mix, pools, strict=True)]
     if not sum(parts):
         raise UserError("--trace-mix leaves nothing: there is no question of the kinds that it names")

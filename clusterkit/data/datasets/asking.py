@@ -1,0 +1,78 @@
+"""Questions with a question word where something is missing, in place of a blank: "… was founded by who in 1902?".
+
+The words stay in the order of the sentence, as in many questions that people wrote for two documents.
+"""
+
+from __future__ import annotations
+
+import re
+
+_YEAR = re.compile(r"1[0-9]{3}|20[0-9]{2}")
+_SOMEBODY = re.compile(r"\b(?:[Hh]e|[Ss]he|[Hh]is|[Hh]er)\b|\(born ")
+_BEFORE_PLACES = frozenset("in at near from outside around throughout across".split())
+_BEFORE_PEOPLE = frozenset(
+    "by with actor actress actors director author writer singer composer producer player president king queen coach "
+    "wife husband son daughter brother sister father mother starring stars and".split()
+)
+_PREDICATE = re.compile(r" (?:\(|[a-z]+ly )?(?:is|was|are|were|has|had|became|won|born|[a-z]+(?:ed|s))\b")
+_SUBJECT = re.compile(r"(?:It|He|She|They|Th(?:e|is) [a-z]+)(?= [a-z])")
+
+
+def question_word(text: str, answer: str, blank: str, about: str = "") -> str:
+    """Return what asks for an answer: "who", "what year" and so on.
+
+    Args:
+        text: the sentence with `blank` where the answer stood.
+        about: a text about the answer, where it is a title.
+    """
+    before = re.findall(r"[\w'-]+", text.partition(blank)[0].lower())[-1:]
+    if answer[:1].isdigit():
+        return "what year" if _YEAR.fullmatch(answer) else "how many"
+    if about:
+        return "who" if _SOMEBODY.search(about) and " " in answer else "what"
+    if before and before[0] in _BEFORE_PEOPLE:
+        return "who"
+    return "what place" if before and before[0] in _BEFORE_PLACES else "what"
+
+
+def asked(text: str, blank: str, word: str) -> str:
+    """Return a sentence as a question: "____ is a town." as "What is a town?"."""
+    question = text.replace(blank, word).rstrip(" .!;:,") + "?"
+    return question[:1].upper() + question[1:]
+
+
+def asked_of(text: str, blank: str, word: str, name: str) -> str:
+    """Return a sentence of a document as a question that names what the document is about."""
+    named_text = named(text, name)
+    return asked(named_text, blank, word) if name in named_text else f"About {name}: {asked(text, blank, word)}"
+
+
+def named(text: str, name: str) -> str:
+    """Return a sentence with what it is about in place of a pronoun at its beginning: "She lives" as "Anna lives"."""
+    subject = None if name in text else _SUBJECT.match(text)
+    return name + text[subject.end() :] if subject else text
+
+
+def chained(first: str, second: str, blank: str, word: str, name: str) -> str:
+    """Return two sentences as one question about what the second one says; empty where it has no plain subject.
+
+    Args:
+        first: a sentence with `blank` where `name` stood: "Anna worked for ____."
+        second: a sentence about `name` with `blank` where the answer stood: "The company was founded by ____."
+
+    Returns:
+        str: "Anna worked for something that was founded by who?", or where more follows the name "… worked for X as a
+        clerk. X was founded by who?"
+    """
+    if second.startswith(f"{name} "):
+        rest = second[len(name) :]
+    elif subject := _SUBJECT.match(second):
+        rest = second[subject.end() :]
+    else:
+        return ""
+    if name in rest or not _PREDICATE.match(rest):
+        return ""
+    before, _, after = first.partition(blank)
+    if not after.strip(" .!;:,") and before and not rest.startswith(" ("):
+        return asked(f"{before}something that{rest}", blank, word)
+    return f"{first.replace(blank, 'X')} {asked(f'X{rest}', blank, word)}"

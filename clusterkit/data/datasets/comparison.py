@@ -1,0 +1,90 @@
+"""Questions that compare two documents by what their first sentences say: who was born first, are both of one country.
+
+Only documents are compared that say the same kind of thing; both must be read.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+
+from trainer.tasks.hotpotqa_data import Document
+
+_BORN = re.compile(r"\((?:[^()]*; )?(?:born )?(?:\w+ \d{1,2}, |\d{1,2} \w+ )?(\d{4})(?:\)| *[-\u2013] )")
+_CLASS = re.compile(
+    r" (?:is|was|are|were) (?:an?|the) (?:former |retired |late )?((?:[A-Za-z][\w-]* ){0,3}?[a-z][a-z-]+)"
+    r"(?= (?:who|that|which|in|of|from|by|for|based|located|best|known|written|directed|and|created|published)\b|[,.])"
+)
+_LEFT_OUT = re.compile(r"^(?:first|second|third|fourth|fifth|sixth|debut|self-titled) | [a-z]+ed$")
+_NATION = re.compile(r"([A-Z][a-z]+(?:an|sh|ese|ch|ian|ish|ek|ss))\b")
+_ORDERS = ("Who was born first, {} or {}?", "Who is older, {} or {}?")
+_NATIONS = ("Are {} and {} of the same nationality?", "Were {} and {} both from the same country?")
+
+
+class Comparisons:
+    """Finds partners for documents. `first`: the first sentence of each document."""
+
+    def __init__(self, documents: Sequence[Document], names: Sequence[str], first: Sequence[str]) -> None:
+        self.names = names
+        self._born: dict[int, int] = {}
+        self._class: dict[int, str] = {}
+        self._nation: dict[int, str] = {}
+        for number, (document, sentence) in enumerate(zip(documents, first, strict=True)):
+            head = sentence.partition(names[number])
+            if not head[1] or head[0] or document.title != names[number]:
+                continue  # it does not begin with what it is about, or its title needs brackets to be told apart
+            if (found := _CLASS.search(head[2])) is None:
+                continue
+            kind = _LEFT_OUT.sub("", found[1])
+            nation = _NATION.match(kind)
+            self._class[number] = kind[nation.end() :].strip() if nation else kind
+            if born := _BORN.match(head[2].strip()):
+                self._born[number] = int(born[1])
+                if nation:
+                    self._nation[number] = nation[1]
+        self._things: dict[str, list[int]] = {}
+        for number, kind in self._class.items():
+            if number not in self._born:
+                self._things.setdefault(kind, []).append(number)
+        self._people, self._of_nations = sorted(self._born), sorted(self._nation)
+        self._all_things = sorted(number for ones in self._things.values() for number in ones)
+
+    def of(self, number: int, rng: random.Random) -> Iterator[tuple[str, str, int]]:
+        """Yield (question, answer, number of the other document), at most one of each kind."""
+        name = self.names[number]
+        if number in self._born and (other := _other(rng, self._people, number)) is not None:
+            years = self._born[number], self._born[other]
+            if years[0] != years[1]:
+                answer = name if years[0] < years[1] else self.names[other]
+                yield self._asked(rng.choice(_ORDERS), number, other, rng), answer, other
+        if number in self._nation and rng.random() < 0.5:
+            same = rng.random() < 0.5
+            ones = [one for one in self._of_nations if (self._nation[one] == self._nation[number]) == same]
+            if (other := _other(rng, ones, number)) is not None:
+                yield self._asked(rng.choice(_NATIONS), number, other, rng), "yes" if same else "no", other
+        if number not in self._born and number in self._class and rng.random() < 0.5:
+            kind = self._class[number]
+            article = "an" if kind[:1].lower() in "aeiou" else "a"
+            same = rng.random() < 0.5 and len(self._things[kind]) > 1
+            other = _other(rng, self._things[kind] if same else self._all_things, number)
+            if other is None or (not same and (kind in self._class[other] or self._class[other] in kind)):
+                return
+            if not same and rng.random() < 0.7:
+                yield self._asked(f"Which is {article} {kind}, {{}} or {{}}?", number, other, rng), name, other
+            else:
+                answer = "yes" if same else "no"
+                yield self._asked(f"Are {{}} and {{}} both {article} {kind}?", number, other, rng), answer, other
+
+    def _asked(self, form: str, number: int, other: int, rng: random.Random) -> str:
+        pair = [self.names[number], self.names[other]]
+        rng.shuffle(pair)
+        return form.format(*pair)
+
+
+def _other(rng: random.Random, ones: Sequence[int], number: int) -> int | None:
+    if not ones or list(ones) == [number]:
+        return None
+    while (other := rng.choice(ones)) == number:
+        pass
+    return other
