@@ -1,7 +1,7 @@
 """One training step of the memory-agent workload, split into its parts; asynchronous over synchronous step time.
 
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER [--shape 1.5B] [--staleness 0 1] [--steps 6] [--seconds 600]
-        [--flags="…"] [--colocated] [--orders paper section_first] [--sharing on off]
+        [--flags="…"] [--colocated] [--orders paper section_first] [--sharing on off] [--lora 64]
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER --shape tiny --engine vllm --steps 3 --documents 2 --group 2
 
 Real runs of the trainer (`python -m trainer`) with random weights of a shape: 32 documents of four sections of about
@@ -10,6 +10,8 @@ SGLang samples on GPU 0, FSDP trains on GPU 1, weights go over NCCL; with --colo
 through CUDA IPC, and what is not used lies in host memory (train.offload). All runs use the server of the first one,
 unless they are --colocated. A run is ended after --steps steps, or when --seconds, counted from the start of the
 script, are over; on an H200 with the 1.5B shape the server takes 70 s and the first step, which compiles, 130 s.
+
+With --lora adapters of that rank are trained in place of all weights (docs/lora.md).
 
 A case is a staleness, an order of the prompt (`agent.prompt_order`), and whether shared prefixes are read and computed
 once (`train.share_prefixes`, `rollout.share_prefixes`). Printed, a JSON object a line: every step as soon as it is
@@ -59,6 +61,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
+    },
+    "7B": {  # Qwen2.5-7B
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
     },
     "135M": {  # SmolLM2-135M's sizes
         "vocab_size": 49152,
@@ -137,7 +149,8 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, case: Case)
             "flags": shlex.split(arguments.flags),
             "shutdown_on_exit": arguments.colocated,
         },
-        "model": {"path": str(model), "dtype": "bfloat16"},
+        "model": {"path": str(model), "dtype": "bfloat16", "lora": {"rank": arguments.lora}}
+        | {"gradient_checkpointing": arguments.keep_activations},
         "task": {
             "name": "needles",
             "min_chunks": 4,
@@ -146,6 +159,7 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, case: Case)
             "facts_per_chunk": 2,
         },
         "reward": {"name": "memory_step:Coin"},
+        **({"weights": {"adapters": arguments.adapters}} if arguments.lora else {}),
         "agent": {
             "template": "memagent",
             "prompt_order": case.order,
@@ -159,12 +173,12 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, case: Case)
             "group_size": arguments.group,
             "max_staleness": case.staleness,
             "share_prefixes": case.sharing == "on",
-            "gpu_memory_fraction": 0.5 if arguments.colocated else 0.85,
+            "gpu_memory_fraction": arguments.memory or (0.5 if arguments.colocated else 0.85),
             "save_trajectories": False,
         },
         # More steps than are wanted: a run that comes to its end evaluates and writes checkpoints.
-        "train": {"total_steps": 1000, "learning_rate": 1e-6, "max_tokens_per_mb": 32768}
-        | {"offload": arguments.colocated, "share_prefixes": case.sharing == "on"},
+        "train": {"total_steps": 1000, "learning_rate": 1e-6, "max_tokens_per_mb": arguments.tokens}
+        | {"offload": arguments.colocated and not arguments.keep_memory, "share_prefixes": case.sharing == "on"},
         "eval": {"every_steps": 0, "num_tasks": 1, "blank_memory": False},
         "checkpoint": {"ckpt_first_step": 1000, "ckpt_freq_secs": 1e9, "save_freq_epochs": 0},
         "monitor": {"tensorboard": False},
@@ -251,6 +265,14 @@ def main() -> None:
     parser.add_argument("--sharing", nargs="+", choices=("on", "off"), default=["on"], help="of prompts' prefixes")
     parser.add_argument("--documents", type=int, default=32)
     parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank")
+    parser.add_argument(
+        "--adapters", choices=("auto", "merged", "alone"), default="auto", help="what servers get of them"
+    )
+    parser.add_argument("--memory", type=float, default=0.0, help="share of the GPU for a server [0.5 or 0.85]")
+    parser.add_argument("--keep-activations", default="none", help="model.gradient_checkpointing: none, full, …")
+    parser.add_argument("--tokens", type=int, default=32768, help="of a micro-batch")
+    parser.add_argument("--keep-memory", action="store_true", help="--colocated without train.offload")
     parser.add_argument("--flags", default="", help="more options for the servers")
     arguments = parser.parse_args()
     if arguments.colocated and arguments.staleness != [0]:

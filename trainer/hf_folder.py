@@ -88,6 +88,12 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def linear_layers(folder: Path) -> list[str]:
+    """Names of the linear layers of a checkpoint's decoder layers, such as q_proj. Raises OSError or ValueError."""
+    inside = (name.split(".") for name, shape in tensor_shapes(folder).items() if len(shape) == 2)
+    return sorted({parts[-2] for parts in inside if parts[:2] == ["model", "layers"] and parts[-1] == "weight"})
+
+
 def header(file: Path) -> dict[str, Any]:
     """What a safetensors file says of its tensors: dtype, shape and data_offsets by name, beside __metadata__.
 

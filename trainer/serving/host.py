@@ -20,6 +20,7 @@ from trainer.engines.launching import check_options, launch
 from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
+from trainer.hf_folder import linear_layers
 from trainer.placement import gives_memory_away, serves_adapters
 from trainer.serving import registry
 from trainer.serving.orphan_processes import end_leftovers, mark
@@ -149,11 +150,22 @@ def server_options(
         context_length=c.context_length or config.model.context_window,
         max_running=config.rollout.max_running,
         lora_rank=config.model.lora.rank if serves_adapters(config) else 0,
-        lora_targets=("all",) if config.model.lora.targets == [ALL_LINEAR] else tuple(config.model.lora.targets),
+        lora_targets=_adapted_layers(config, model),
         flags=(*((MEMORY_SAVER,) if gives_memory_away(config) else ()), *c.flags),
         start_seconds=c.start_seconds,
         python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,
     )
+
+
+def _adapted_layers(config: RunConfig, model: Path) -> tuple[str, ...]:
+    """Names of the layers that adapters are for. SGLang's `all` has embedding and output layer, too: they get none."""
+    targets = tuple(config.model.lora.targets)
+    if targets != (ALL_LINEAR,) or not serves_adapters(config):
+        return targets
+    try:
+        return tuple(linear_layers(model)) or ("all",)
+    except (OSError, ValueError):  # no safetensors: the server reads other formats, too
+        return ("all",)
 
 
 async def keep(hosts: Sequence[ServerHost]) -> int:
