@@ -92,7 +92,7 @@ def _in_training(layer: Any, checkpointing: Checkpointing, compiled: bool, rank:
 
 def _with_inputs_on_host(work: Forward) -> Forward:
     """A checkpointed forward pass whose inputs wait for the backward pass in host memory. The copies take their turn
-    among the GPU's own work: they are a twentieth of it.
+    among the GPU's own work, which is much more (docs/scale.md).
     """
 
     def to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
