@@ -20,6 +20,7 @@ Ranks are processes of this script; nothing else is needed to start them.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
@@ -44,6 +45,7 @@ from trainer.train import attention, varlen
 from trainer.train.distributed import World, join_world, leave_world, single_world
 from trainer.train.flops import peak_flops
 from trainer.train.learner import Learner
+from trainer.train.lora import add_adapters
 from trainer.train.model import prepare_lm
 from trainer.types import Row
 
@@ -70,8 +72,12 @@ VARIANTS = {
     "compiled": (True, "none"),
     "compiled, selective": (True, "selective"),
     "compiled, full": (True, "full"),
+    "compiled, chunked": (True, "chunked"),
+    "compiled, offloaded": (True, "offloaded"),
     "eager": (False, "none"),
     "eager, full": (False, "full"),
+    "eager, chunked": (False, "chunked"),
+    "eager, offloaded": (False, "offloaded"),
 }
 LOSS_SHARE = 0.1
 ALIKE = ("shape", "variant", "micro_batches")
@@ -79,7 +85,9 @@ ALIKE = ("shape", "variant", "micro_batches")
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement. tokens: of a micro-batch; row: tokens of a conversation."""
+    """One measurement. tokens: of a micro-batch; row: tokens of a conversation, response: of them those with loss.
+    layers: of the model, 0: as the shape has. lora: rank of the adapters that are trained, 0: all weights are.
+    """
 
     shape: str
     variant: str
@@ -90,6 +98,10 @@ class Case:
     device: str
     gpus: int = 1
     keeping: bool = False
+    response: int = 0
+    layers: int = 0
+    lora: int = 0
+    logprob_chunk: int = 4096
 
 
 def matmul_peak(device: torch.device, size: int, seconds: float = 1.0) -> float:
@@ -111,10 +123,14 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def make_lm(shape: str, device: torch.device) -> Any:
+def make_lm(shape: str, device: torch.device, layers: int = 0) -> Any:
     """Random weights, made on the device: speed does not depend on them."""
     attention.register()
-    config = SHAPES[shape]
+    config = copy.deepcopy(SHAPES[shape])
+    if layers:
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
     config._attn_implementation = attention.IMPLEMENTATION
     torch.manual_seed(0)
     with device:
@@ -123,10 +139,10 @@ def make_lm(shape: str, device: torch.device) -> Any:
 
 
 def make_rows(case: Case, vocabulary: int) -> list[Row]:
-    """Rows for every GPU's micro-batches; the last 10 % of each are trained on."""
+    """Rows for every GPU's micro-batches; the last 10 % of each are trained on, where the case does not say more."""
     rng = random.Random(1)
     count = case.tokens // case.row * case.micro_batches * case.gpus
-    response = max(1, int(LOSS_SHARE * case.row))
+    response = case.response or max(1, int(LOSS_SHARE * case.row))
     rows = []
     for number in range(count):
         ids = rng.choices(range(2, vocabulary), k=case.row)
@@ -141,9 +157,10 @@ def make_config(case: Case) -> RunConfig:
     compiled, checkpointing = VARIANTS[case.variant]
     return RunConfig.model_validate(
         {
-            "model": {"dtype": "bfloat16", "gradient_checkpointing": checkpointing},
+            "model": {"dtype": "bfloat16", "gradient_checkpointing": checkpointing, "lora": {"rank": case.lora}},
             "algorithm": {"clip_low": 1.0, "clip_high": 100.0},  # random weights must not stop the gradient
-            "train": {"compile": compiled, "max_tokens_per_mb": case.tokens, "warmup_steps": 0},
+            "train": {"compile": compiled, "max_tokens_per_mb": case.tokens, "warmup_steps": 0}
+            | {"logprob_chunk": case.logprob_chunk},
             "agent": {"template": "words", "chunk_tokens": 16, "max_question_tokens": 4, "max_memory_tokens": 4}
             | {"max_final_tokens": 5},
         }
@@ -152,8 +169,9 @@ def make_config(case: Case) -> RunConfig:
 
 def measure(case: Case, world: World) -> dict[str, Any]:
     """Steps until the time is up, after two that are not counted (compilation, first allocations)."""
-    lm = make_lm(case.shape, world.device)
-    learner = Learner(lm, make_config(case), world, 1000)
+    config = make_config(case)
+    lm = add_adapters(make_lm(case.shape, world.device, case.layers), config.model.lora, world.dtype, 1)
+    learner = Learner(lm, config, world, 1000)
     rows = make_rows(case, lm.config.vocab_size)
     began = time.perf_counter()
     learner.step(rows)
@@ -169,6 +187,9 @@ def measure(case: Case, world: World) -> dict[str, Any]:
         "shape": case.shape,
         "variant": case.variant,
         "gpus": case.gpus,
+        "layers": lm.config.num_hidden_layers,
+        "lora": case.lora,
+        "row": case.row,
         "tokens_per_step": best.work.tokens,
         "micro_batches": best.values["micro_batches"],
         "steps": len(results),

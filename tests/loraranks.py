@@ -12,6 +12,7 @@ from torch import Tensor
 from trainer.checkpoint.export import export
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config import RunConfig
+from trainer.train import chunks
 from trainer.train.distributed import World, join_world, leave_world, single_world
 from trainer.train.learner import Learner
 from trainer.train.loading import Origin
@@ -35,8 +36,11 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def config_of(dtype: torch.dtype) -> RunConfig:
-    return small_config(*SETTINGS, f"model.dtype={str(dtype).removeprefix('torch.')}")
+def config_of(dtype: torch.dtype, ranks: int = 1) -> RunConfig:
+    """Four ranks compute the feed-forward parts of layers by pieces (`main`), others whole."""
+    kept = "chunked" if ranks == 4 else "none"
+    name = str(dtype).removeprefix("torch.")
+    return small_config(*SETTINGS, f"model.dtype={name}", f"model.gradient_checkpointing={kept}")
 
 
 def batches(folder: Path) -> list[list[Row]]:
@@ -45,7 +49,7 @@ def batches(folder: Path) -> list[list[Row]]:
 
 
 def make(world: World, folder: Path) -> tuple[Origin, Learner]:
-    origin = Origin(folder, config_of(world.dtype), world)
+    origin = Origin(folder, config_of(world.dtype, world.size), world)
     return origin, Learner(origin.lm, origin.config, world, 10, origin.weights)
 
 
@@ -76,7 +80,7 @@ def served(one: Learner) -> dict[str, Tensor]:
 def run(world: World, folder: Path, model: Path) -> dict[str, Any]:
     """Two steps with adapters on the model of a folder; the first is saved and gone on from by another learner."""
     rows = batches(model)
-    origin = Origin(model, config_of(world.dtype), world)
+    origin = Origin(model, config_of(world.dtype, world.size), world)
     replica = origin.replica()
     one = Learner(origin.lm, origin.config, world, 10, origin.weights)
     told: dict[str, Any] = {"digest": one.base, "first": parameters(one), "parity": require_parity(one, 80, 64).gap}
@@ -102,6 +106,7 @@ def run(world: World, folder: Path, model: Path) -> dict[str, Any]:
 def main(rank: int, size: int, folder: Path, model: Path) -> None:
     """Entry point of a rank's process. Two ranks: meshes of two kinds; four: one that is shared out both ways."""
     torch.set_num_threads(1)
+    chunks.CHUNK = 16
     found: dict[str, Any] = {}
     for number, (name, (tensor, dtype)) in enumerate((WORLDS if size == 2 else BOTH).items()):
         world = join_world(rank, size, f"file://{folder}/rendezvous{number}", dtype=dtype, tensor=tensor)

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.recover import RecoverStore, RunState
-from trainer.train import attention
+from trainer.train import attention, chunks
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.parity import require_parity
 from trainer.types import Row
@@ -65,7 +65,9 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     """Two steps, a checkpoint in the background, and a third step while it is written."""
     lm = model()
     rows = batches(lm)
-    one = learner(lm, small_config(*SETTINGS), world)
+    # One rank alone computes layers whole, those that share them by pieces (`main`).
+    settings = (*SETTINGS, *(("model.gradient_checkpointing=chunked",) if world.size > 1 else ()))
+    one = learner(lm, small_config(*settings), world)
     writer, records = BackgroundWriter(), list[dict[str, Any]]()
     store = RecoverStore(folder, writer)
     parity = require_parity(one, 80, lm.config.vocab_size)  # and the steps stay those of one rank
@@ -79,7 +81,7 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     lengths = [len(values) for values in one.logprobs(rows[0])]
     writer.wait()
     assert [record["global_step"] for record in records] == [2]
-    again = learner(lm, small_config(*SETTINGS), world)
+    again = learner(lm, small_config(*settings), world)
     slot, _ = RecoverStore(folder).newest()
     assert slot is not None
     RecoverStore(folder).load(again, slot)
@@ -91,6 +93,7 @@ def run(world: World, folder: Path) -> dict[str, Any]:
 def main(rank: int, size: int, folder: Path) -> None:
     """Entry point of a rank's process."""
     torch.set_num_threads(1)
+    chunks.CHUNK = 16
     found = {}
     for number, (name, (tensor, dtype)) in enumerate(WORLDS.items()):
         world = join_world(rank, size, f"file://{folder}/rendezvous{number}", dtype=dtype, tensor=tensor)

@@ -465,12 +465,11 @@ def check_memory(c: RunConfig) -> None:
 
 
 def _check_memory_window(c: RunConfig, a: MemalphaAgentConfig) -> None:
-    """The context that the agent keeps to must be one that the model and a micro-batch have."""
+    """The context that the agent keeps to must be one that the model has."""
     own = c.model.tiny.max_position_embeddings if c.model.path is None and a.template == "words" else 0
     limits = {
         "model.tiny.max_position_embeddings": own,
         "model.context_window": c.model.context_window,
-        "train.max_tokens_per_mb": c.train.max_tokens_per_mb if c.trainer.type == "grpo" else 0,
     }
     for name, limit in limits.items():
         if limit and a.context_tokens > limit:

@@ -34,6 +34,12 @@ class TinyModel(Section):
         return self
 
 
+LESS_MEMORY = {"none": "full", "selective": "full", "full": "chunked", "chunked": "offloaded"}
+"""What takes less memory than a model.gradient_checkpointing."""
+CHUNKED = ("chunked", "offloaded")
+"""Those that compute the feed-forward part of a layer some tokens at a time."""
+
+
 class ModelConfig(Section):
     """The policy that is trained."""
 
@@ -46,9 +52,11 @@ class ModelConfig(Section):
     weights and the gradient sums stay in float32. With float32, rollout and training log-probs agree to about 1e-6."""
     context_window: Annotated[int, Field(ge=0)] = 0
     """Longest prompt plus response, in tokens; 0: as the checkpoint's config says."""
-    gradient_checkpointing: Literal["none", "selective", "full"] = "none"
-    """Recompute activations in the backward pass. full (or true): keep only each layer's input; least memory, about a
-    third more time. selective: also keep attention and every second matrix product; between full and none."""
+    gradient_checkpointing: Literal["none", "selective", "full", "chunked", "offloaded"] = "none"
+    """Recompute activations in the backward pass. full (or true): keep only each layer's input; little memory, about a
+    third more time. selective: also keep attention and every second matrix product; between full and none. chunked: as
+    full, with the feed-forward part of a layer some tokens at a time, for long rows. offloaded: as chunked, and the
+    layers' inputs wait in host memory."""
     lora: LoraConfig = LoraConfig()
 
     @field_validator("gradient_checkpointing", mode="before")
@@ -320,7 +328,8 @@ class TrainConfig(Section):
     minibatches: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps per rollout batch, each on an equal share of the tasks."""
     max_tokens_per_mb: Annotated[int, Field(ge=16)] = 16384
-    """Most tokens in one packed micro-batch of one rank; common beginnings of rows count once."""
+    """Most tokens in one packed micro-batch of one rank; common beginnings of rows count once. A longer row is a
+    micro-batch of its own. Supervised learning leaves longer ones out."""
     share_prefixes: bool = True
     """Compute common beginnings of rows in a micro-batch once, such as a section that the trajectories of a group read
     at the same turn. The same gradients up to rounding; false: compute every row whole."""

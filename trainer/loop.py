@@ -36,6 +36,7 @@ from trainer.schedule import Schedule
 from trainer.sft.start import summary_facts
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
+from trainer.train.gpu_footprint import require_row_room
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
 from trainer.train.lora import BasePolicy
@@ -59,8 +60,10 @@ class TrainingRun(SteppedRun):
         self.heldout = HeldoutTrajectories(self.paths.logs, kept, agent, self.tokenizer)
         window = context_window(origin.lm, config.model)
         check_window(agent, window, config.train.max_tokens_per_mb)
-        room = min(window, config.train.max_tokens_per_mb)
-        self.longest_row = min(agent.longest_conversation() or room, room)
+        packed = config.train.max_tokens_per_mb
+        self.longest_row = min(agent.longest_conversation() or packed, window)
+        room = max(self.longest_row, min(packed, window))  # a row that is longer than a micro-batch is alone
+        require_row_room(origin.lm, config, world, self.longest_row)
         self.reward = make_reward(config, self.tokenizer)
         self.course = Schedule.of(config, self.source.train_size)
         replica = origin.replica() if config.engine == "embedded" else None

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from clusterkit.capacity import timing
-from clusterkit.capacity.memory import GIB, ROOM, cache_of, disk_usage, enough_memory, training_usage, waiting_usage
+from clusterkit.capacity.memory import (
+    GIB,
+    ROOM,
+    cache_of,
+    disk_usage,
+    enough_memory,
+    training_usage,
+    waiting_usage,
+)
 from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, template_tokens
+from clusterkit.capacity.rows import longest_sequence
 from clusterkit.capacity.shapes import ModelShape, shape_named
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level
@@ -12,6 +21,7 @@ from clusterkit.common.text_plot import duration
 from trainer.allocation import Layout, Part
 from trainer.config import RunConfig
 from trainer.config_agents import MemalphaAgentConfig, SingleTurnConfig
+from trainer.config_parts import LESS_MEMORY
 from trainer.errors import UserError
 from trainer.tasks.size import evaluates, training_size
 
@@ -27,18 +37,6 @@ USUAL_RANK = 32
 """Rank of the adapters that are proposed where training all weights does not fit."""
 RELEASED = 2 * GIB
 """Bytes that an engine keeps while training uses its GPU."""
-
-
-def longest_sequence(config: RunConfig) -> int:
-    """Return the tokens of the longest prompt with its response."""
-    agent = config.agent
-    if isinstance(agent, SingleTurnConfig):
-        return agent.max_question_tokens + agent.max_final_tokens
-    if isinstance(agent, MemalphaAgentConfig):
-        return agent.context_tokens
-    update = agent.question_limit("update") + agent.chunk_tokens + agent.max_memory_tokens
-    final = agent.question_limit("final") + agent.max_final_tokens
-    return template_tokens(agent) + agent.max_memory_tokens + max(update, final)
 
 
 def context_window(config: RunConfig, shape: ModelShape | None) -> int:
@@ -67,7 +65,7 @@ def check_gpus(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
 
 
 def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
-    """Check that the longest prompt with its response fits into the context and into a micro-batch."""
+    """Check that the longest prompt with its response fits into the context."""
     agent, longest, window = config.agent, longest_sequence(config), context_window(config, shape)
     memory = config.train.max_tokens_per_mb
     words = template_tokens(agent)
@@ -85,15 +83,9 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
     if window and longest > window:
         fix = f"lower agent.chunk_tokens or another of these by {longest - window}, or use a model with more context"
         return [_fail("tokens", f"{terms} = {longest}, and the context is {window}", fix)]
-    if longest > memory:
-        return [
-            _fail(
-                "tokens",
-                f"{terms} = {longest}, and a micro-batch holds {memory}: the longest sequence fits into none",
-                f"set train.max_tokens_per_mb={longest} or more",
-            )
-        ]
     context = f"{window} of context" if window else "a context that is not known"
+    if longest > memory:
+        return [_ok("tokens", f"{terms} = {longest} ≤ {context}; over {memory} it is a micro-batch of its own")]
     return [_ok("tokens", f"{terms} = {longest} ≤ {context}; ≤ {memory} per micro-batch")]
 
 
@@ -240,6 +232,8 @@ def _training(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: 
     if tight:
         message += f"; an estimate should leave {ROOM:.0%} free"
     least, ways = longest_sequence(config), []
+    if kind := LESS_MEMORY.get(config.model.gradient_checkpointing):
+        ways.append(f"model.gradient_checkpointing={kind}")
     if config.train.logprob_chunk > SMALL_CHUNK:
         ways.append(f"train.logprob_chunk={SMALL_CHUNK}")
     if config.train.max_tokens_per_mb > least:

@@ -38,6 +38,7 @@ from clusterkit.common.text_plot import duration
 from trainer.allocation import Allocation
 from trainer.config import RunConfig
 from trainer.config_agents import ChunksAgentConfig, OverwritingAgentConfig, QuestionAgentConfig, SingleTurnConfig
+from trainer.config_parts import CHUNKED
 from trainer.config_tasks import FactsConfig, RecallConfig
 
 MEMORIES, ANSWERS = (0.25, 0.75), (0.2, 0.5)
@@ -214,10 +215,14 @@ class _Step:
         context = max(prompt + response for prompt, _, response in turns) / 2
         forward = computed * forward_flops(shape, context) + 2 * sampled * shape.vocabulary * shape.hidden
         products = 2 if config.model.lora.rank else 3  # weights that stay as they are get no gradients
-        backward = products * forward / (RECOMPUTED if config.model.gradient_checkpointing == "full" else 1.0)
+        kept = config.model.gradient_checkpointing
+        backward = products * forward / (RECOMPUTED if kept in ("full", *CHUNKED) else 1.0)
         others = forward * (config.algorithm.kl_coef > 0)
         others += forward * (1 - 1 / train.minibatches) * config.recomputes_old
         seconds = (backward + others) / (ranks * self.gpu.flops * MFU[case])
+        if kept == "offloaded":  # every layer's input goes to host memory and comes back
+            inputs = computed / ranks * layout.tensor * shape.hidden * shape.layers
+            seconds += 2 * WIDTH * inputs / HOST_MEMORY
         if config.n_nodes > 1:
             # Layers come from all hosts for every forward and backward pass, gradients go once an optimizer step.
             passes = max(computed / ranks * layout.tensor / train.max_tokens_per_mb, train.minibatches)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clusterkit.capacity.rows import largest_micro_batch
 from clusterkit.capacity.shapes import ModelShape
 from trainer.allocation import Layout
 from trainer.config import RunConfig
+from trainer.config_parts import CHUNKED
 
 GIB = 1024**3
 REPORTED = {
@@ -32,6 +34,9 @@ FLOAT32 = 4
 """Bytes."""
 KEYS_PER_TOKEN = 4
 """Keys and values that are laid out for each token of a micro-batch, of groups of 8 to 16 with long prefixes."""
+
+PIECE = 4096
+"""Tokens of which the feed-forward part is computed at a time with chunked activations (trainer/train/chunks.py)."""
 
 
 def reported_gib(sold: float) -> float:
@@ -67,7 +72,8 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     """Estimate the memory of one FSDP rank while it trains.
 
     With P parameters, R ranks (all GPUs of the layout; a pipeline is folded into them), b bytes of the compute dtype, n
-    tokens of a micro-batch, t x c GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
+    tokens of the largest micro-batch (a row that is longer than train.max_tokens_per_mb is alone in its own), t x c
+    GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
 
         state        16 P / R                      sharded master weights, gradients, Adam's moments, in float32; with
                                                    model.lora of the adapters' parameters alone
@@ -76,7 +82,10 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
         gathered     b (2 layers + embeddings) / t  the layer in use, the next one, embedding and head
         activations  b n h L / (t c)               one input per layer with full gradient checkpointing, and
                      2 b n (6 h + 2 k + 4 f) / (t c)  one layer at work, values and gradients; without checkpointing
-                                                   the values of all L layers, with selective checkpointing half
+                                                   the values of all L layers, with selective checkpointing half;
+                                                   chunked: 4 f of 4,096 tokens only; offloaded: two inputs for L
+        pieces       (4 + b) 3 h f / t             with chunked activations: a feed-forward part's gradients, summed in
+                                                   float32; with model.lora of its adapters' alone: left out
         prefix keys  2 b n k r L / t               with shared prefixes: keys and values laid out for each row that
                                                    follows a prefix, r for each token; of one layer with checkpointing;
                      + 4 n k (r + 1) / t           and, of one layer's keys or values, both in float32
@@ -85,13 +94,9 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     """
     ranks, width, lora = layout.gpus, _width(config), config.model.lora
     split = layout.tensor * layout.context
-    tokens = config.train.max_tokens_per_mb
-    inside = 6 * shape.hidden + 2 * shape.kv_heads * shape.head_dim + 4 * shape.intermediate
-    kept = {"full": shape.hidden, "selective": inside // 2, "none": inside}[config.model.gradient_checkpointing]
-    at_work = inside if config.model.gradient_checkpointing == "none" else 2 * inside
-    activations = width * tokens * (kept * shape.layers + at_work) // split
+    tokens, kind = largest_micro_batch(config), config.model.gradient_checkpointing
     keys = tokens * shape.kv_heads * shape.head_dim // layout.tensor
-    keys_of = shape.layers if config.model.gradient_checkpointing == "none" else 1
+    keys_of = shape.layers if kind == "none" else 1
     chunk = min(config.train.logprob_chunk, tokens)
     return Usage(
         {
@@ -99,7 +104,10 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
             "base": _base_bytes(config, shape) // ranks,
             "reference": width * shape.parameters // ranks if config.algorithm.kl_coef and not lora.rank else 0,
             "gathered": width * (2 * shape.layer_parameters + shape.embedding_parameters) // layout.tensor,
-            "activations": activations,
+            "activations": width * _activations(kind, shape, tokens) // split,
+            "pieces": (FLOAT32 + width) * 3 * shape.hidden * shape.intermediate // layout.tensor
+            if kind in CHUNKED and tokens > PIECE and not lora.rank
+            else 0,
             "prefix keys": keys * (2 * width * KEYS_PER_TOKEN * keys_of + FLOAT32 * (KEYS_PER_TOKEN + 1))
             if config.train.share_prefixes and config.rollout.group_size > 1
             else 0,
@@ -107,6 +115,20 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
             "runtime": RUNTIME,
         }
     )
+
+
+def _activations(kind: str, shape: ModelShape, tokens: int) -> int:
+    """Return how many numbers a micro-batch keeps for the backward pass, at its most."""
+    narrow, wide = 6 * shape.hidden + 2 * shape.kv_heads * shape.head_dim, 4 * shape.intermediate
+    inside = narrow + wide
+    if kind == "none":
+        return tokens * inside * (shape.layers + 1)
+    if kind == "selective":
+        return tokens * (inside // 2 * shape.layers + 2 * inside)
+    if kind == "full":
+        return tokens * (shape.hidden * shape.layers + 2 * inside)
+    inputs = shape.hidden * (2 if kind == "offloaded" else shape.layers)
+    return tokens * (inputs + 2 * narrow) + min(tokens, PIECE) * 2 * wide
 
 
 def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:

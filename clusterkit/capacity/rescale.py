@@ -10,18 +10,22 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from clusterkit.capacity.checks import SMALL_CHUNK, check_batch, check_gpus, check_memory, longest_sequence
+from clusterkit.capacity.checks import SMALL_CHUNK, check_batch, check_gpus, check_memory
 from clusterkit.capacity.memory import ROOM
+from clusterkit.capacity.rows import longest_sequence
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.common.finding import Level
 from clusterkit.config.fields import setting_text
 from trainer.allocation import Allocation, Dialect, Layout, Part
 from trainer.config import RunConfig
+from trainer.config_parts import LESS_MEMORY
 from trainer.errors import UserError
 
 _NEAREST_SPLITS = 8
 _TENSOR = (1, 2, 4, 8)
 """Factors that the tensor parallelism may grow by."""
+_FEWER = {kind: less for kind, less in LESS_MEMORY.items() if kind not in ("none", "selective")}
+"""What takes less memory than recomputed activations; where others are kept they were chosen for their speed."""
 _SHARED_FRACTION = 0.6
 """Share of a GPU's memory for an engine that takes turns with training; MemAgent's value."""
 
@@ -109,7 +113,14 @@ def _savings(config: RunConfig) -> tuple[list[Change], ...]:
         min(tokens, least),
         "less memory for activations; it still holds the longest sequence",
     )
-    return [], [logits], [logits, activations]
+    smaller, fewer = [logits, activations], list[list[Change]]()
+    kept: str = config.model.gradient_checkpointing
+    kind = kept
+    while kind in _FEWER:
+        kind = _FEWER[kind]
+        why = f"fewer activations at a time{', and in host memory' if kind == 'offloaded' else ''}; the same result"
+        fewer.append([*smaller, Change("model.gradient_checkpointing", kept, kind, why)])
+    return [], [logits], smaller, *fewer
 
 
 def _allocations(
@@ -177,7 +188,7 @@ def _sharing(
     parts = (Part(backend, Layout(target.gpus // tensor, tensor)), Part("fsdp", Layout(target.gpus)))
     mode = Allocation((parts,)).convert(Dialect.COLON)
     why = f"too little in {_gpus(target.gpus)} to share them out: rollout and training take turns on all of them"
-    yield [
+    taking_turns = [
         *hosts,
         Change("allocation_mode", config.allocation_mode, mode, why),
         Change("train.offload", config.train.offload, True, "leaves the GPU to the engine while it generates"),
@@ -187,8 +198,9 @@ def _sharing(
             min(config.rollout.gpu_memory_fraction, _SHARED_FRACTION),
             "MemAgent's value for GPUs that also train",
         ),
-        *_savings(config)[-1],
     ]
+    for extra in _savings(config)[2:]:
+        yield [*taking_turns, *extra]
 
 
 def _write(allocation: Allocation, dialect: Dialect) -> str:

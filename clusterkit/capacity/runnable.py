@@ -121,7 +121,10 @@ def missing_parts(config: RunConfig) -> list[str]:
     missing = []
     allocation = config.allocation
     if allocation is not None and allocation.training is not None and allocation.training.layout.context > 1:
-        missing.append("context parallel training (c): every conversation fits into one GPU's micro-batch here")
+        missing.append(
+            "context parallel training (c): a long conversation fits into one GPU with "
+            "model.gradient_checkpointing=chunked, or offloaded; give the GPUs of c to data parallel (d)"
+        )
     if allocation is not None and allocation.rollout is not None and allocation.rollout.layout.pipeline > 1:
         missing.append("pipeline parallel servers (p): use tensor parallel (t)")
     return missing

@@ -31,7 +31,7 @@ from trainer.checkpoint.background import BackgroundWriter  # noqa: E402
 from trainer.checkpoint.export import BackgroundExport  # noqa: E402
 from trainer.checkpoint.recover import RecoverStore, RunState  # noqa: E402
 from trainer.errors import RunError  # noqa: E402
-from trainer.train import varlen  # noqa: E402
+from trainer.train import chunks, varlen  # noqa: E402
 from trainer.train.distributed import whole  # noqa: E402
 from trainer.train.layers import can_compile  # noqa: E402
 
@@ -149,15 +149,33 @@ def test_compiled_layers_agree_with_plain_ones(checkpointing: str) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs <= 2
 
 
-def test_recomputing_activations_takes_less_memory_and_says_how_much() -> None:
+def test_recomputing_activations_takes_less_memory_and_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 1024)
     peaks = {}
-    for kind in ("none", "selective", "full"):
+    for kind in ("none", "selective", "full", "chunked", "offloaded"):
         one = parts.make_learner("bfloat16", checkpointing=kind, max_tokens_per_mb=16384)
         one.step(parts.make_rows())
         peaks[kind] = one.step(parts.make_rows(seed=1)).work.peak_bytes
         del one
     print({kind: f"{peak / 2**20:.0f} MiB" for kind, peak in peaks.items()})
     assert peaks["full"] < peaks["selective"] < peaks["none"]
+    assert peaks["offloaded"] < peaks["chunked"] < peaks["full"]
+
+
+@pytest.mark.parametrize("kind", ["chunked", "offloaded"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_pieces_and_inputs_on_the_host_give_the_gradients_of_whole_layers(
+    kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled and not can_compile(torch.device("cuda")):
+        pytest.skip("torch.compile needs Triton and a C compiler")
+    monkeypatch.setattr(chunks, "CHUNK", 512)
+    rows = parts.make_rows()
+    plain = gradients(parts.make_learner("bfloat16"), rows)
+
+    found = gradients(parts.make_learner("bfloat16", compile=compiled, checkpointing=kind), rows)
+
+    assert_no_worse(found, plain, gradients(parts.make_learner("float32"), rows))
 
 
 def kept(one: Any) -> dict[str, Any]:

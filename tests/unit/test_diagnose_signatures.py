@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from realparts import data_is_missing
 
+from clusterkit.runs.diagnose.changes import Context, propose
 from clusterkit.runs.diagnose.checks import CHECKS
 from clusterkit.runs.diagnose.run import diagnose_log
 from clusterkit.runs.diagnose.scan import WORDS, matching_signatures, plain, scan_bytes, scan_file
 from clusterkit.runs.diagnose.signatures import SIGNATURES
+from clusterkit.runs.diagnose.signatures.memory import RECOMPUTE
+from trainer.config import RunConfig
 
 FOLDER = Path(__file__).parent.parent / "cases" / "diagnose"
 CASES = [case for file in sorted(FOLDER.glob("*.yaml")) for case in yaml.safe_load(file.read_text())]
@@ -178,3 +181,15 @@ def test_of_a_very_long_log_only_the_end_is_read(tmp_path: Path) -> None:
         file.write(b"\n" + error)
     [hit] = scan_file(log).hits
     assert (hit.signature.id, hit.evidence.line) == ("disk-full", 0)
+
+
+@pytest.mark.parametrize(
+    ("kept", "proposed"),
+    [("none", "full"), ("selective", "full"), ("full", "chunked"), ("chunked", "offloaded"), ("offloaded", None)],
+)
+def test_activations_are_kept_in_less_memory_step_by_step(kept: str, proposed: str | None) -> None:
+    config = RunConfig.model_validate({"model": {"gradient_checkpointing": kept}})
+
+    changes = propose((RECOMPUTE,), Context(config=config))
+
+    assert [change.proposed for change in changes] == ([proposed] if proposed else [])

@@ -23,6 +23,7 @@ from builders import (
 from torch import Tensor
 
 from trainer.config import RunConfig
+from trainer.train import chunks
 from trainer.types import Row
 
 FREE = ("train.grad_clip=1e9",)  # gradients as they are
@@ -160,9 +161,11 @@ def test_the_chunk_of_logits_does_not_matter(lm: Any) -> None:
     same_gradients(lm, rows, ("train.logprob_chunk=7",), ("train.logprob_chunk=4096",))
 
 
-def test_gradient_checkpointing_does_not_matter_and_recomputes(lm: Any) -> None:
+def test_gradient_checkpointing_does_not_matter_and_recomputes(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = off_policy(sampled_rows(lm, 6, lm.config.vocab_size))
-    forwards = {"none": 0, "selective": 0, "full": 0}
+    tokens = sum(row.num_tokens for row in rows)
+    monkeypatch.setattr(chunks, "CHUNK", -(-tokens // 3))
+    forwards = {"none": 0, "selective": 0, "full": 0, "chunked": 0, "offloaded": 0}
     found = {}
     for kind in forwards:
         one = learner(lm, small_config(*FREE, f"model.gradient_checkpointing={kind}"))
@@ -170,12 +173,21 @@ def test_gradient_checkpointing_does_not_matter_and_recomputes(lm: Any) -> None:
         def count(*_: Any, kind: str = kind) -> None:
             forwards[kind] += 1
 
-        one.policy.lm.model.layers[0].mlp.register_forward_pre_hook(count)
+        one.policy.lm.model.layers[0].mlp.up_proj.register_forward_pre_hook(count)
         found[kind], _ = gradients(one, rows)
 
-    assert forwards == {"none": 1, "selective": 2, "full": 2}
-    assert relative_difference(found["selective"], found["none"]) <= 1e-6
-    assert relative_difference(found["full"], found["none"]) <= 1e-6
+    # Three pieces, each computed as often as the whole.
+    assert forwards == {"none": 1, "selective": 2, "full": 2, "chunked": 6, "offloaded": 6}
+    assert all(relative_difference(found[kind], found["none"]) <= 1e-6 for kind in forwards)
+
+
+def test_rows_that_are_longer_than_a_micro_batch_give_the_gradients_of_one_that_holds_all(lm: Any) -> None:
+    rows = off_policy(sampled_rows(lm, 9, lm.config.vocab_size))
+    middle = sorted(row.num_tokens for row in rows)[4]
+    name = (f"train.max_tokens_per_mb={max(16, middle)}",)
+
+    same_gradients(lm, rows, name, ())
+    assert learner(lm, small_config(*name)).step(rows).values["micro_batches"] > 4  # four longer ones are alone
 
 
 def test_rows_without_advantage_stay_in_the_denominator_only(lm: Any) -> None:

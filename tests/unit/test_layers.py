@@ -9,9 +9,18 @@ import families
 import pytest
 import rowattention
 import torch
-from builders import gradients, grouped_query_lm, learner, relative_difference, sampled_rows, small_config, small_parts
+from builders import (
+    gradients,
+    group_rows,
+    grouped_query_lm,
+    learner,
+    relative_difference,
+    sampled_rows,
+    small_config,
+    small_parts,
+)
 
-from trainer.train import attention, layers
+from trainer.train import attention, chunks, layers
 from trainer.train.layout import PackedLayout
 from trainer.types import Row
 
@@ -86,6 +95,21 @@ def test_compiled_layers_give_the_same_gradients_and_are_compiled_once(
     assert longer[1] > longer[0] > 2  # micro-batches of many lengths and numbers of rows …
     assert 2 <= graphs <= 4  # layers and scores, the first micro-batch sometimes apart
     assert compiled["stats"]["unique_graphs"] == graphs  # … and no compilation for each of them
+
+
+def test_pieces_are_compiled_once_for_any_number_of_them(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 16)
+    lm, settings = grouped_query_lm(), (*FREE, "train.compile=true", "model.gradient_checkpointing=chunked")
+    rows = group_rows(lm, [(40, [(3, 5), (9, 2), (1, 8)]), (24, [(5, 5), (1, 7)])])
+    expected, _ = gradients(learner(lm, small_config(*FREE)), rows)
+    one = learner(lm, small_config(*settings))
+
+    found, _ = gradients(one, rows)
+    graphs = compiled["stats"]["unique_graphs"]
+    one.step(sampled_rows(lm, 17, lm.config.vocab_size, seed=9))
+
+    assert relative_difference(found, expected) <= 1e-5
+    assert compiled["stats"]["unique_graphs"] == graphs <= 8  # the two sides of a piece, and each with and without grad
 
 
 def test_sampling_does_not_go_through_what_training_compiled(compiled: Any) -> None:

@@ -34,7 +34,7 @@ from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config_parts import ModelConfig
 from trainer.engines.embedded import EmbeddedEngine
 from trainer.errors import RunError, UserError
-from trainer.train import adapterfiles
+from trainer.train import adapterfiles, chunks
 from trainer.train.adapterfiles import whole_model
 from trainer.train.distributed import single_world
 from trainer.train.learner import Learner
@@ -109,9 +109,12 @@ def test_only_adapters_learn_and_the_base_is_their_reference(base: Any, rows: li
     assert one.logprobs(rows) != reference
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-def test_gradients_are_those_of_the_merged_weights(base: Any, rows: list[Row], checkpointing: str) -> None:
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full", "chunked"])
+def test_gradients_are_those_of_the_merged_weights(
+    base: Any, rows: list[Row], checkpointing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the chain rule: of W = W0 + s B A, dA = s Bᵀ dW and dB = s dW Aᵀ."""
+    monkeypatch.setattr(chunks, "CHUNK", 16)
     lm, settings = adapted(base), (*SETTINGS, f"model.gradient_checkpointing={checkpointing}")
     whole = copy.deepcopy(base)
     whole.load_state_dict(merged(lm))

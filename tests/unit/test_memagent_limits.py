@@ -196,15 +196,6 @@ def test_instruction_prompts_need_a_chat_template() -> None:
         MemAgent(MemagentConfig(), TOKENIZER)
 
 
-def test_a_conversation_longer_than_a_micro_batch_is_refused_before_training() -> None:
-    agent = make_agent()
-    longest = agent.longest_conversation()
-
-    agent.check_window(1 << 20, longest)
-    with pytest.raises(UserError, match=rf"{longest} tokens and train\.max_tokens_per_mb is {longest - 1}: raise it"):
-        agent.check_window(1 << 20, longest - 1)
-
-
 def test_a_conversation_longer_than_the_window_is_refused_with_a_chunk_that_fits() -> None:
     agent = make_agent()
     longest = agent.longest_conversation()

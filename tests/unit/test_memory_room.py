@@ -12,7 +12,7 @@ from builders import small_config
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.errors import RunError, UserError
-from trainer.train.gpu_footprint import Footprint, out_of_memory, room_problem
+from trainer.train.gpu_footprint import Footprint, out_of_memory, room_problem, row_bytes, row_problem
 
 GIB = 1 << 30
 # Qwen2.5 of 1.5, 7 and 32 billion: width, layers, heads, key/value heads, feed-forward, vocabulary, tied head
@@ -98,3 +98,26 @@ def test_memory_that_ran_out_is_told_in_one_line() -> None:
     assert str(out_of_memory(error)).startswith(
         "a GPU ran out of memory (CUDA out of memory. Tried to allocate 2.00 GiB): end what else uses it"
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "kind", "says"),
+    [
+        (8, 28_672, "full", ""),
+        (8, 131_072, "full", r"131,072 tokens, .* at least 41\.\d GiB of a GPU beside the 16\.\d .*: set "
+         r"model\.gradient_checkpointing=chunked, or lower"),
+        (8, 131_072, "chunked", ""),
+        (8, 400_000, "chunked", r"model\.gradient_checkpointing=offloaded"),
+        (8, 400_000, "offloaded", ""),
+        (8, 4_000_000, "offloaded", r"there are 50\.0: lower the agent's limits"),
+    ],
+)  # fmt: skip
+def test_rows_that_can_never_fit_are_told_before_the_first_step(ranks: int, tokens: int, kind: str, says: str) -> None:
+    lm, config = model("7B"), small_config("model.dtype=bfloat16", f"model.gradient_checkpointing={kind}")
+
+    problem = row_problem(footprint("7B", ranks), tokens, row_bytes(lm.config, config, tokens), 50 * GIB, config)
+
+    assert (problem is None) is (not says)
+    if problem is not None:
+        with pytest.raises(UserError, match=says):
+            raise problem

@@ -71,6 +71,18 @@ def test_the_measured_step_of_the_memory_workload_lies_in_the_range(tmp_path: Pa
     assert "measured on this GPU" in step.sure
 
 
+def test_pieces_take_the_time_of_recomputed_layers_and_the_way_to_the_host_more(tmp_path: Path) -> None:
+    none, full, chunked, offloaded = (
+        expected_steps(
+            memory_step(tmp_path, model={**memory_step(tmp_path).model.model_dump(), "gradient_checkpointing": kind}),
+            ["H200"],
+        )[0].parts["training"].low
+        for kind in ("none", "full", "chunked", "offloaded")
+    )  # fmt: skip
+
+    assert none < full == chunked < offloaded < 1.2 * full
+
+
 @pytest.mark.parametrize(("preset", "task"), WITH_TIMES)
 def test_published_times_lie_in_the_range(preset: str, task: str) -> None:
     """Of other people's software on H800, which compute as H100s do: with AReaL and MemAgent no step is far off."""

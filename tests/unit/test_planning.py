@@ -89,6 +89,22 @@ def test_memory_of_a_training_gpu() -> None:
     assert usage.total == sum(usage.parts.values())
 
 
+def test_a_row_that_is_longer_than_a_micro_batch_is_what_counts_and_pieces_are_small() -> None:
+    shape, layout = SHAPES["deepseek-r1-distill-qwen-7b"], Layout(8)
+
+    def parts(kind: str, packed: int) -> dict[str, int]:
+        settings = [f"model.gradient_checkpointing={kind}", f"train.max_tokens_per_mb={packed}"]
+        return training_usage(resolve("7B_n4", None, settings).config, shape, layout).parts
+
+    assert parts("full", 8192) == parts("full", 28672)  # 1024 of a question and 27648 of a response
+    # 28672 tokens: one layer of 6 x 3584 + 2 x 512 numbers twice, and of 4096 tokens 4 x 18944 twice.
+    at_work = 2 * (28672 * 2 * 22528 + 4096 * 2 * 4 * 18944)
+    assert parts("full", 8192)["activations"] == 2 * 28672 * (28 * 3584 + 2 * (22528 + 4 * 18944))
+    assert parts("chunked", 8192)["activations"] == 2 * 28672 * 28 * 3584 + at_work
+    assert parts("offloaded", 8192)["activations"] == 2 * 28672 * 2 * 3584 + at_work
+    assert parts("chunked", 8192)["pieces"] == 6 * 3 * 3584 * 18944
+
+
 def test_tensor_parallel_splits_activations_and_a_kl_term_needs_a_reference() -> None:
     config, shape = resolve("7B_n4", "memagent").config, SHAPES["qwen2.5-7b-instruct"]
 
@@ -195,7 +211,7 @@ def test_a_step_between_two_published_sizes_takes_the_time_on_the_line_between_t
 @pytest.mark.parametrize(
     ("overrides", "check", "level", "says"),
     [
-        (["agent.max_final_tokens=30000"], "tokens", Level.FAIL, "31024, and a micro-batch holds 30720"),
+        (["agent.max_final_tokens=30000"], "tokens", Level.OK, "over 30720 it is a micro-batch of its own"),
         (["model.context_window=28671"], "tokens", None, "context window is 28671"),
         (["rollout.group_size=1", "train.minibatches=512"], "batch", Level.FAIL, "leaves some of 4"),
         (["rollout.group_size=3", "rollout.batch_size=6", "train.minibatches=2"], "batch", Level.WARN, "evenly"),
@@ -255,7 +271,7 @@ def test_a_rescaled_preset_uses_its_hosts_and_learns_the_same(preset: str, task:
     assert changed == {change.key for change in plan.changes}
     assert changed <= {
         *("n_nodes", "allocation_mode", "train.max_tokens_per_mb", "train.logprob_chunk"),
-        *("train.offload", "rollout.gpu_memory_fraction"),
+        *("train.offload", "rollout.gpu_memory_fraction", "model.gradient_checkpointing"),
     }
     assert all(change.why for change in plan.changes)
     assert plan.config.train.max_tokens_per_mb >= min(before["train.max_tokens_per_mb"], 5000)
@@ -272,13 +288,22 @@ def test_smaller_gpus_get_smaller_pieces_before_anything_else() -> None:
 
 def test_engines_that_are_too_large_get_more_tensor_parallelism() -> None:
     server = plan_preset("7B_n16", "memagent", gpu_memory_gib=20)
-    training = plan_preset("7B_n16", gpu_memory_gib=24)
 
     assert server.fits
     assert server.config.allocation_mode == "sglang[rollout]:d64t2|fsdp[actor]:d128"
-    assert training.fits
-    assert training.config.allocation_mode == "sglang.d64p1m1+d16p2m2"
-    assert "t2 of the training so that activations fit" in "".join(change.why for change in training.changes)
+
+
+def test_activations_that_are_too_large_are_cut_before_layers_are() -> None:
+    chunked, offloaded, split = (plan_preset("7B_n16", gpu_memory_gib=gib) for gib in (24, 20, 16))
+
+    kept = "model.gradient_checkpointing"
+    assert [(change.key, change.after) for change in chunked.changes if change.key == kept] == [(kept, "chunked")]
+    assert [(change.key, change.after) for change in offloaded.changes if change.key == kept] == [(kept, "offloaded")]
+    assert chunked.fits
+    assert offloaded.fits
+    assert chunked.config.allocation_mode.endswith("+d32p2m1")  # all of the preset's GPUs, no layer split
+    assert offloaded.config.allocation_mode.endswith("+d32p2m1")
+    assert "t2 of the training so that activations fit" in "".join(change.why for change in split.changes)
 
 
 def test_one_gpu_is_shared_in_turns() -> None:

@@ -104,7 +104,8 @@ def check_window(agent: AnyAgent, window: int, max_tokens_per_mb: int = 0) -> No
 
     Args:
         window: the model's context window, in tokens.
-        max_tokens_per_mb: size of a training micro-batch, in tokens; 0: nothing is trained.
+        max_tokens_per_mb: size of a training micro-batch, in tokens; 0: nothing is trained. Ours pass with longer
+            conversations, which are trained on alone.
 
     Raises:
         UserError: names the limits to lower.

@@ -131,7 +131,7 @@ class MemAlpha:
         """Tokens of a text."""
         return len(encode_plain(self.tokenizer, text))
 
-    def check_window(self, window: int, max_tokens_per_mb: int = 0) -> None:  # noqa: ARG002 (RunConfig sees to that)
+    def check_window(self, window: int, max_tokens_per_mb: int = 0) -> None:  # noqa: ARG002 (longer ones are trained on)
         """See `agents.base.check_window`."""
         if self.config.context_tokens > window:
             raise UserError(

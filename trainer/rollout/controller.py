@@ -204,8 +204,9 @@ class RolloutController:
         longest = max((len(t.prompt_ids) + len(t.completion.token_ids) for t in trajectory.turns), default=0)
         if self.window and longest > self.window:
             raise UserError(
-                f"task {trajectory.task_id}: the agent sent a conversation of {longest} tokens and {self.window} fit "
-                "into the model's context window and train.max_tokens_per_mb: let it send less at a time"
+                f"task {trajectory.task_id}: the agent sent a conversation of {longest} tokens and {self.window} are "
+                "the most, by the model's context window, train.max_tokens_per_mb and, where that is more, the agent's "
+                "longest_conversation(): let it send less at a time"
             )
 
     async def _score(self, task: Task, trajectory: Trajectory) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trainer.config import RunConfig
+from trainer.config_parts import CHUNKED, LESS_MEMORY
 from trainer.errors import RunError, UserError
 from trainer.placement import gives_memory_away
 from trainer.train.distributed import World
@@ -72,6 +73,49 @@ def require_room(lm: Any, config: RunConfig, world: World) -> None:
         problem = room_problem(footprint, free, size, gives_memory_away(config))
         if problem is not None:
             raise problem
+
+
+def require_row_room(lm: Any, config: RunConfig, world: World, tokens: int) -> None:
+    """See that a step with a row of so many tokens can fit into this rank's GPU.
+
+    Raises:
+        UserError: it can never fit there.
+    """
+    if world.device.type == "cuda":
+        size = torch.cuda.get_device_properties(world.device).total_memory
+        footprint = Footprint.of(lm, config, world.size, world.tensor_size, world.mesh is not None)
+        problem = row_problem(footprint, tokens, row_bytes(lm.config, config, tokens, world.tensor_size), size, config)
+        if problem is not None:
+            raise problem
+
+
+def row_bytes(model: Any, config: RunConfig, tokens: int, tensor: int = 1) -> int:
+    """What the activations of one row take at least, in a backward pass that is at its last layer.
+
+    model: its transformers configuration. tensor: ranks that share a layer.
+    """
+    kind = config.model.gradient_checkpointing
+    kept = 1 if kind == "offloaded" else model.num_hidden_layers  # inputs of layers
+    # At work: the layer's input, its queries, what attention returns, a gradient; gate, product and a gradient.
+    wide = 0 if kind in CHUNKED else 3 * model.intermediate_size
+    return int(compute_dtype(config.model).itemsize * tokens * ((kept + 4) * model.hidden_size + wide) // tensor)
+
+
+def row_problem(footprint: Footprint, tokens: int, row: int, size: int, config: RunConfig) -> UserError | None:
+    """Why rows of so many tokens cannot be trained on with GPUs of this kind; None when nothing speaks against it.
+
+    row: bytes of its activations. size: bytes of one GPU.
+    """
+    if footprint.trained + row <= size:
+        return None
+    less = LESS_MEMORY.get(config.model.gradient_checkpointing)
+    ways = [f"set model.gradient_checkpointing={less}"] if less else []
+    ways += ["lower the agent's limits on what it reads and writes", "give allocation_mode more training GPUs"]
+    return UserError(
+        f"a conversation may have {tokens:,} tokens, and training on one takes at least {row / GIB:.1f} GiB of a GPU "
+        f"beside the {footprint.trained / GIB:.1f} for the weights and the optimizer; there are {size / GIB:.1f}: "
+        f"{', or '.join(ways)}"
+    )
 
 
 def room_problem(footprint: Footprint, free: int, size: int, shared: bool = False) -> UserError | None:

@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from trainer.config_parts import CHUNKED
 from trainer.train import varlen
+from trainer.train.chunks import by_chunks
+from trainer.train.offload import host_room
 
-Checkpointing = Literal["none", "selective", "full"]
+Checkpointing = Literal["none", "selective", "full", "chunked", "offloaded"]
 Forward = Callable[..., Any]
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
@@ -43,6 +46,10 @@ def prepare_layers(lm: Any, checkpointing: Checkpointing, compiled: bool) -> Non
         torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, MOST_COMPILATIONS)
     rank = next((module.lora_A.out_features for module in lm.model.layers.modules() if hasattr(module, "lora_A")), 0)
     for layer in lm.model.layers:
+        if checkpointing in CHUNKED:
+            # Compiled by itself: how many pieces there are must not be part of the layer's code.
+            part = torch.compile(layer.mlp.forward, dynamic=True, backend=BACKEND) if compiled else layer.mlp.forward
+            layer.mlp.forward = by_chunks(layer.mlp, part)
         layer.forward = _in_training(layer, checkpointing, compiled, rank)
 
 
@@ -58,11 +65,17 @@ def can_compile(device: torch.device) -> bool:
 def _in_training(layer: Any, checkpointing: Checkpointing, compiled: bool, rank: int) -> Forward:
     plain: Forward = layer.forward
     work = plain
-    if checkpointing != "none":
+    if checkpointing in CHUNKED:
+        if compiled:
+            work = torch.compile(work, backend=BACKEND)
+        work = functools.partial(checkpoint, work, use_reentrant=False)
+        if checkpointing == "offloaded":
+            work = _with_inputs_on_host(work)
+    elif checkpointing != "none":
         selective = functools.partial(_selective, rank)
         more: dict[str, Any] = {"context_fn": selective} if checkpointing == "selective" else {}
         work = functools.partial(checkpoint, plain, use_reentrant=False, **more)
-    if compiled:
+    if compiled and checkpointing not in CHUNKED:
         work = torch.compile(work, backend=BACKEND)
 
     @functools.wraps(plain)
@@ -73,6 +86,28 @@ def _in_training(layer: Any, checkpointing: Checkpointing, compiled: bool, rank:
         if compiled:
             _mark_lengths(hidden_states, kwargs)
         return work(hidden_states, *args, **kwargs)
+
+    return forward
+
+
+def _with_inputs_on_host(work: Forward) -> Forward:
+    """A checkpointed forward pass whose inputs wait for the backward pass in host memory. The copies take their turn
+    among the GPU's own work, which is much more (docs/scale.md).
+    """
+
+    def to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
+        if tensor.is_cuda and tensor.numel():
+            return tensor.device, host_room(tensor, gpu=True).copy_(tensor, non_blocking=True)
+        return tensor.device, tensor
+
+    def from_host(kept: tuple[torch.device, Tensor]) -> Tensor:
+        device, tensor = kept
+        return tensor.to(device, non_blocking=True)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        # What the layer itself saves goes to the checkpoint's own hooks.
+        with torch.autograd.graph.saved_tensors_hooks(to_host, from_host):
+            return work(*args, **kwargs)
 
     return forward
 

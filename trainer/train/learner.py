@@ -17,7 +17,8 @@ from trainer.algorithms.losses import k3_kl, ratio_of
 from trainer.algorithms.objective import objective
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
-from trainer.errors import RunError, UserError
+from trainer.config_parts import LESS_MEMORY
+from trainer.errors import RunError
 from trainer.train.distributed import (
     World,
     clip_gradients,
@@ -134,7 +135,6 @@ class Learner:
 
         Raises:
             RunError: the GPU's memory did not suffice.
-            UserError: a row is longer than train.max_tokens_per_mb.
         """
         plan, count = self._plan(rows)
         if not count:
@@ -249,22 +249,14 @@ class Learner:
     def _plan(self, rows: list[Row]) -> tuple[Plan, int]:
         """Who computes which of rank 0's rows, known there only, and on every rank how many rows there are.
 
-        Rows that share a prefix stay together and cost it once. Raises UserError, on all ranks, for a row that is
-        longer than a micro-batch.
+        Rows that share a prefix stay together and cost it once.
         """
         plan: Plan = []
-        problem: UserError | None = None
         if self.world.is_main and rows:
             groups = prefix_groups(rows, self.shares_prefixes)
             lengths = [row.num_tokens for row in rows]
-            try:
-                plan = share_out(groups, lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
-            except UserError as error:
-                problem = error
-        count, problem = self.world.broadcast((len(rows), problem))
-        if problem is not None:
-            raise problem
-        return plan, count
+            plan = share_out(groups, lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
+        return plan, self.world.broadcast(len(rows))
 
     def _pack(self, rows: list[Row]) -> PackedBatch:
         return pack(rows, self.world.device, self.shares_prefixes)
@@ -289,9 +281,9 @@ class Learner:
         t, m = self.config.train, self.config.model
         device = self.world.device
         used, size = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
-        remedies = [f"train.max_tokens_per_mb below {t.max_tokens_per_mb} (no less than the longest conversation)"]
-        if m.gradient_checkpointing != "full":
-            remedies.append("model.gradient_checkpointing=full")
+        remedies = [f"train.max_tokens_per_mb below {t.max_tokens_per_mb} (a longer conversation is alone)"]
+        if m.gradient_checkpointing != "offloaded":
+            remedies.append(f"model.gradient_checkpointing={LESS_MEMORY[m.gradient_checkpointing]}")
         if t.logprob_chunk > 1024:
             remedies.append(f"train.logprob_chunk={t.logprob_chunk // 4}")
         remedies.append("more training GPUs")

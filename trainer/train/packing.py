@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.errors import UserError
 from trainer.train.layout import PackedLayout, to_device
 from trainer.train.prefixes import PrefixGroup, prefix_groups, token_array, without_gc
 from trainer.types import Row
@@ -57,17 +56,12 @@ class PackedBatch:
 def first_fit_decreasing(lengths: list[int], budget: int) -> list[list[int]]:
     """Bins of row numbers whose lengths sum to at most `budget` tokens (first-fit decreasing; deterministic).
 
-    Raises:
-        UserError: a single row is longer than the budget.
+    A row that is longer than the budget is alone in its bin.
     """
     bins: list[list[int]] = []
     room: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[i]
-        if length > budget:
-            raise UserError(
-                f"a conversation has {length} tokens and train.max_tokens_per_mb is {budget}: raise it to at least that"
-            )
         for b, free in enumerate(room):
             if length <= free:
                 bins[b].append(i)
@@ -90,15 +84,14 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
 
     Args:
         lengths: tokens of every row, by the row's number.
-        budget: most distinct tokens of a micro-batch.
+        budget: most distinct tokens of a micro-batch, but for one row that is longer, and alone in it.
 
     Returns:
         Row numbers as [rank][micro-batch][row].
-
-    Raises:
-        UserError: a single row is longer than the budget.
     """
-    longest = max((lengths[same[0]] for group in groups for same in group.rows), default=0)
+    groups = [part for group in groups for part in _without_long(group, lengths, budget)]
+    fitting = (lengths[same[0]] for group in groups for same in group.rows if lengths[same[0]] <= budget)
+    longest = max(fitting, default=0)
     whole = [Part(group, _cost(group, lengths)) for group in groups]
     mean = -(-sum(part.cost for part in whole) // ranks)
     best: tuple[int, list[list[Part]]] | None = None
@@ -124,6 +117,16 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     return [plan + [[] for _ in range(batches - len(plan))] for plan in plans]
 
 
+def _without_long(group: PrefixGroup, lengths: Sequence[int], budget: int) -> list[PrefixGroup]:
+    """A group without its rows that are longer than a micro-batch, and these one by one."""
+    long = [same for same in group.rows if lengths[same[0]] > budget]
+    if not long:
+        return [group]
+    rest = tuple(same for same in group.rows if lengths[same[0]] <= budget)
+    kept = [PrefixGroup(group.prefix if len(rest) > 1 else 0, rest)] if rest else []
+    return [*kept, *(PrefixGroup(0, (same,)) for same in long)]
+
+
 class Part(NamedTuple):
     """A group of rows or a part of one, and its cost in tokens (see `_cost`)."""
 
@@ -139,9 +142,9 @@ def _cost(group: PrefixGroup, lengths: Sequence[int]) -> int:
 
 
 def _split(whole: Part, lengths: Sequence[int], limit: int) -> list[Part]:
-    """Split a group into as few parts as possible that cost at most `limit` each. No single row may cost more."""
+    """Split a group into as few parts as possible that cost at most `limit` each; a row that costs more stays alone."""
     group, cost = whole
-    if cost <= limit:
+    if cost <= limit or len(group.rows) == 1:
         return [whole]
     rows = sorted(group.rows, key=lambda same: (-lengths[same[0]], same))
     costs = [lengths[same[0]] - group.prefix for same in rows]

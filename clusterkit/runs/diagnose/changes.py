@@ -80,6 +80,8 @@ def _next(rule: Rule, now: Any, least: float) -> Any:
     """Return the value that a rule makes of `now`, within its bounds; None if `now` is at the bound already."""
     if rule.how == "to":
         return rule.to
+    if rule.how == "next":
+        return rule.steps.get(now)
     if isinstance(now, bool) or not isinstance(now, int | float):
         return None
     exact = {"halve": now / 2, "double": now * 2, "less": now - rule.by, "more": now + rule.by, "times": now * rule.by}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 START, WARMUP, GENERATE, REFERENCE = "start", "warm-up", "generate", "reference"
@@ -25,11 +26,12 @@ BAD = ("failed", "killed", "stalled")
 class Rule:
     """How to change one setting."""
 
-    how: str  # halve, double, times, less, more (the last three by `by`) or to (`to`)
+    how: str  # halve, double, times, less, more (the last three by `by`), to (`to`) or next (`steps`)
     key: str = ""  # our setting, by its dotted key
     areal: str = ""  # AReaL's option for the same
     environment: str = ""  # a variable of the processes
     to: Any = None  # the new value, with how="to"
+    steps: Mapping[str, str] = field(default_factory=dict)  # value -> the next one, with how="next"
     by: float = 0.0  # the factor or the difference
     least: float = 0.0  # lower bound of the proposal
     most: float = float("inf")  # upper bound of the proposal

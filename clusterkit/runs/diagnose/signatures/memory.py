@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterkit.runs.diagnose.model import GENERATE, REFERENCE, START, TRAIN, WARMUP, WEIGHTS, Case, Rule, Signature
+from trainer.config_parts import LESS_MEMORY
 
 SMALLER_MICRO_BATCH = Rule(
     "halve",
@@ -17,7 +18,10 @@ SMALLER_REFERENCE_BATCH = Rule(
     why="fewer tokens in one pass; it can be as low as the longest sequence",
 )
 RECOMPUTE = Rule(
-    "to", key="model.gradient_checkpointing", to="full", why="activations are recomputed, a third more time"
+    "next",
+    key="model.gradient_checkpointing",
+    steps=LESS_MEMORY,
+    why="activations are recomputed (full), by pieces (chunked), and their inputs wait in host memory (offloaded)",
 )
 SMALLER_LOGITS = Rule(
     "halve", key="train.logprob_chunk", least=256, why="fewer rows of logits, each as wide as the vocabulary"
