@@ -250,9 +250,7 @@ def summary(steps: list[dict[str, Any]], case: Case) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # servers are ended, also where a shell has them ignored
-        signal.signal(number, signal.default_int_handler)
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", help="folder with an instruction model's tokenizer (its weights are not read)")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
@@ -277,6 +275,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.colocated and arguments.staleness != [0]:
         parser.error("--colocated takes turns: --staleness 0")
+    return arguments
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # servers are ended, also where a shell has them ignored
+        signal.signal(number, signal.default_int_handler)
+    arguments = parse()
     found: dict[Case, dict[str, Any]] = {}
     began = time.perf_counter()
     deadline = began + arguments.seconds

@@ -10,6 +10,7 @@ random weights made on the device, loss at 10 % of the positions. Printed for ea
   best of plain bfloat16 matrix products (8192³) timed in this very process;
 * peak memory, seconds of the first step (compilation), and the share of steps with one micro-batch of --tokens and
   with four, over which the optimizer's time is spread;
+* with --lora 0 64: the same of adapters of these ranks beside all weights;
 * with several numbers of GPUs: tokens/s per GPU over those of one GPU of the same run;
 * with --keeping: seconds that a checkpoint in the background ($CLUSTERKIT_BENCH_DISK, else /tmp) holds a step up, steps
   beside its writing, and seconds of moving everything to host memory and back (train.offload).
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import os
@@ -80,7 +82,7 @@ VARIANTS = {
     "eager, offloaded": (False, "offloaded"),
 }
 LOSS_SHARE = 0.1
-ALIKE = ("shape", "variant", "micro_batches")
+ALIKE = ("shape", "variant", "micro_batches", "lora")
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,7 @@ def rank_main(case: Case, rank: int, folder: str) -> None:
 def show(result: dict[str, Any], peaks: dict[str, float]) -> None:
     count = f"{result['micro_batches']:.0f} micro-batch(es)"
     name = f"{result['shape']}, {result['variant']}, {result['gpus']} GPU(s), {count}"
+    name += f", adapters of rank {result['lora']}" if result["lora"] else ""
     shares = ", ".join(f"{result['flops_per_s_gpu'] / peak:.1%} of {of}" for of, peak in peaks.items())
     print(
         f"{name}: {result['tokens_per_s']:,.0f} tokens/s, {shares}, {result['step_s']} s a step "
@@ -307,6 +310,7 @@ def main() -> int:
     parser.add_argument("--row", type=int, default=4096, help="tokens of a conversation")
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 4], help="micro-batches of a step")
     parser.add_argument("--seconds", type=float, default=6.0, help="measured time of each variant")
+    parser.add_argument("--lora", nargs="+", type=int, default=[0], help="ranks of adapters to compare; 0: all weights")
     parser.add_argument("--keeping", action="store_true", help="also checkpoints in the background, and offloading")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     a = parser.parse_args()
@@ -323,8 +327,8 @@ def main() -> int:
         for variant in a.variants:
             # Variants with four micro-batches, and several GPUs, only for the first: the others compare one thing.
             for count in a.micro_batches if variant == a.variants[0] else a.micro_batches[:1]:
-                for gpus in a.gpus if variant == a.variants[0] else a.gpus[:1]:
-                    case = Case(shape, variant, a.tokens, a.row, count, a.seconds, a.device, gpus, a.keeping)
+                for gpus, rank in itertools.product(a.gpus if variant == a.variants[0] else a.gpus[:1], a.lora):
+                    case = Case(shape, variant, a.tokens, a.row, count, a.seconds, a.device, gpus, a.keeping, lora=rank)
                     result = run_case(case)
                     if "error" in result:
                         print(f"{shape}, {variant}, {gpus} GPU(s): {result['error']}", flush=True)
