@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from clusterkit.config.resolve import resolve
 from trainer.engines.dialects import make_dialect
 from trainer.engines.launching import check_options
 from trainer.engines.options import MEMORY_SAVER, ServerOptions, check_window, visible_devices
 from trainer.errors import UserError
+from trainer.serving.host import server_options
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 9}
 
@@ -51,6 +53,24 @@ def test_what_cannot_start_is_said_before_anything_is_started(model: Path, tmp_p
     assert "is a BertForMaskedLM, which generates no text" in refused()
     (model / "config.json").write_text(json.dumps({"num_attention_heads": 9}))
     assert "names no architecture" in refused()
+
+
+def test_a_server_prepares_the_layers_that_adapters_are_for_not_embedding_and_output(
+    model: Path, tmp_path: Path
+) -> None:
+    layer = {f"model.layers.0.{name}.weight": torch.zeros(2, 2) for name in ("self_attn.q_proj", "mlp.down_proj")}
+    others = {name: torch.zeros(4, 2) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    save_file(layer | others | {"model.layers.0.input_layernorm.weight": torch.zeros(2)}, model / "model.safetensors")
+
+    def modules(**lora: Any) -> list[str]:
+        settings = ["servers.engine=sglang", "weights.adapters=alone", "model.lora.rank=8"]
+        config = resolve("135M", "needles", [*settings, *(f"model.lora.{k}={v}" for k, v in lora.items())]).config
+        options = server_options(config, model, tmp_path / "log", "server-0", (0,), "127.0.0.1")
+        argv = make_dialect("sglang").argv(options, 1)
+        return list(argv[argv.index("--lora-target-modules") + 1 :])
+
+    assert modules() == ["down_proj", "q_proj"]
+    assert modules(targets="[v_proj]") == ["v_proj"]
 
 
 def test_adapters_of_a_rank_that_vllm_does_not_know(model: Path, tmp_path: Path) -> None:
