@@ -45,6 +45,11 @@ def serves_adapters(config: RunConfig) -> bool:
     return (chosen == "alone" and config.engine != "embedded") or (chosen == "auto" and config.engine == "vllm")
 
 
+def served_rank(config: RunConfig) -> int:
+    """Rank of the adapters that servers load; 0 where they get whole weights."""
+    return config.model.lora.rank if serves_adapters(config) else 0
+
+
 def gives_memory_away(config: RunConfig) -> bool:
     """Whether servers free their GPU memory while the trainer, on the same GPUs, learns (`train.offload`)."""
     allocation = config.allocation

@@ -1,14 +1,30 @@
-"""How many engine servers a run waits for."""
+"""Which engine servers a run waits for, and which of those that are there it uses."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+from builders import small_config
+from safetensors.torch import save_file
 
 from trainer.config import RunConfig
+from trainer.engines.dialects import make_dialect
+from trainer.engines.http import ServerPool
+from trainer.engines.served import ServedEngine
+from trainer.hf_folder import weights_digest
+from trainer.paths import RunPaths
+from trainer.serving import registry
 from trainer.serving.fleet import Fleet
+from trainer.serving.keeper import LocalServers, with_other_weights
 
 
 @pytest.mark.parametrize(
@@ -28,3 +44,65 @@ def test_servers_on_the_trainers_gpus_are_waited_for_all(
     config = RunConfig(allocation_mode=allocation, n_gpus_per_node=gpus, servers=servers)  # type: ignore[arg-type]
 
     assert Fleet(cast("Any", None), tmp_path, config).required == required
+
+
+def folder_of(path: Path, seed: int) -> Path:
+    """A folder of weights, all of one shape, so that headers and sizes tell nothing."""
+    path.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    save_file({"a": torch.zeros(9), "b": torch.rand(3, 4, generator=generator)}, path / "model.safetensors")
+    return path
+
+
+def started(folder: Path, name: str, base: str, adapters: int) -> None:
+    one = registry.Registration(name, "vllm", "/m", "node", 1, 1.0, "ready", base=base, adapters=adapters)
+    registry.write(folder, one)
+
+
+def test_servers_of_other_weights_or_adapters_are_told_from_the_runs_own(tmp_path: Path) -> None:
+    model = folder_of(tmp_path / "base", 0)
+    own = weights_digest(model)
+    assert own == weights_digest(Path(shutil.copytree(model, tmp_path / "elsewhere")))
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm", "model.lora.rank=4")
+    folder = registry.folder_of(RunPaths.of(config).logs)
+    assert with_other_weights(config, model) == set()
+    for name, base, adapters in (
+        ("same", own, 4),
+        ("rank", own, 8),
+        ("whole", own, 0),
+        ("old", "", 0),
+        ("other", "x", 4),
+    ):
+        started(folder, name, base, adapters)
+    assert with_other_weights(config, model) == {"rank", "whole", "old", "other"}
+    whole = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    assert with_other_weights(whole, model) == {"same", "rank", "other"}  # an earlier version wrote "old"
+    folder_of(model, 1)
+    assert with_other_weights(whole, model) == {"same", "rank", "other", "whole"}
+
+
+def test_a_kept_server_of_another_base_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = folder_of(tmp_path / "base", 0)
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm", "model.lora.rank=4", "servers.count=1")
+    folder = registry.folder_of(RunPaths.of(config).logs)
+    # Only something that looks like a server's host.
+    host = subprocess.Popen([sys.executable, "-c", "input()", registry.HOST_MODULE], stdin=subprocess.PIPE)
+    one = registry.Registration("server-0", "vllm", "/m", os.uname().nodename, host.pid, 1.0, "ready", adapters=4)
+    registry.write(folder, replace(one, base="another"))
+    begun: list[str] = []
+    servers = LocalServers(config, model)
+    monkeypatch.setattr(servers._keeper, "_start", lambda name: begun.append(name) or host)
+    with servers:
+        assert (begun, host.wait(10) != 0) == (["server-0"], True)
+
+
+def test_a_server_of_another_base_is_refused_by_name(tmp_path: Path) -> None:
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm", "model.lora.rank=4")
+    folder, dialect = tmp_path / "servers", make_dialect("vllm", adapters=True)
+    engine = ServedEngine(ServerPool(dialect.health_path), dialect, folder_of(tmp_path / "base", 0), set())
+    started(folder, "server-3", "another", 4)
+    fleet = Fleet(engine, folder, config)
+    found = asyncio.run(fleet.look())
+    assert fleet.usable() == 0
+    assert "server-3 on" in fleet.missing(found)
+    assert "it was started with other weights than the run begins with (/m, now" in fleet.missing(found)

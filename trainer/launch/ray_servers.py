@@ -30,12 +30,13 @@ from trainer.launch.nccl_settings import take
 from trainer.paths import RunPaths
 from trainer.placement import gpus_per_server
 from trainer.serving import registry
-from trainer.serving.keeper import HostKeeper, config_file, host_command, placed, start_host
+from trainer.serving.keeper import HostKeeper, config_file, host_command, placed, start_host, with_other_weights
 
 log = logging.getLogger("trainer")
 
 POLL_SECONDS = 0.5
 WAITING_SECONDS = 60.0
+ACTOR_END_SECONDS = 60.0
 PLACE_SECONDS = 600.0
 """How long `add` waits for GPUs."""
 
@@ -136,6 +137,9 @@ class RayServers:
         kept = not self.config.serving.shutdown_on_exit
         names = [f"server-{number}" for number in range(self.config.num_servers)]
         forget_dead(self.folder)
+        for name in with_other_weights(self.config, self.model) & set(names):
+            end(self.config, name)
+            _await_end(name)
         places: list[GpusOfNode | None] = [None] * len(names)
         if self.shared:
             places[:] = shared_gpus(self.shared, gpus_per_server(self.config), len(names))
@@ -223,6 +227,13 @@ def find_actor(name: str) -> Any:
         return ray.get_actor(name)
     except ValueError:
         return None
+
+
+def _await_end(name: str) -> None:
+    """Wait until an actor's name is free: Ray ends actors after it has said so."""
+    deadline = time.monotonic() + ACTOR_END_SECONDS
+    while find_actor(name) is not None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
 def end_actor(actor: Any) -> None:

@@ -12,6 +12,8 @@ from trainer.engines.base import EngineError
 from trainer.engines.http import Server
 from trainer.engines.served import ServedEngine
 from trainer.errors import CrashError, RunError
+from trainer.hf_folder import weights_digest
+from trainer.placement import served_rank
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 
@@ -35,6 +37,7 @@ class Fleet:
         self._joined: dict[str, tuple[float, Server]] = {}
         self._refused: dict[str, float] = {}
         self._last: dict[str, str] = {}  # why servers left
+        self._base = ""  # digest of the weights that the run begins with
         self._doubtful: dict[str, float] = {}  # starts of servers whose weights may be torn
         self.wants_folder = False
         """Whether a server waits for the present weights in a folder, to join."""
@@ -111,6 +114,8 @@ class Fleet:
     async def _join(self, one: Registration) -> None:
         server = Server(one.name, one.url, idle=one.idle)
         try:
+            if problem := await self._foreign(one):
+                raise EngineError(problem)
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
             if self._doubtful.get(one.name) == one.started:
                 server.version = UNKNOWN
@@ -122,6 +127,7 @@ class Fleet:
             if server.doubtful:
                 self._doubtful[one.name] = one.started
             self._refused[one.name] = one.started  # until it is started anew
+            self._last[one.name] = str(error)
             log.warning("engine server %s cannot be used: %s", one.name, error)
             return
         self.wants_folder = False
@@ -129,6 +135,19 @@ class Fleet:
         self._last.pop(one.name, None)
         self._doubtful.pop(one.name, None)
         log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
+
+    async def _foreign(self, one: Registration) -> str:
+        """Why the weights that a server was started with are not this run's; empty where they are."""
+        try:
+            self._base = self._base or await asyncio.to_thread(weights_digest, self.engine.model)
+        except (OSError, ValueError) as error:
+            raise EngineError(f"the weights that the run begins with cannot be read: {error}") from error
+        if one.serves(self._base, served_rank(self.config)):
+            return ""
+        return (
+            f"it was started with other weights than the run begins with ({one.model}, now {self.engine.model}): end "
+            f"it with `clusterkit serve stop`, and add another one"
+        )
 
     async def lost(self) -> RunError:
         """Error of a run whose servers are all gone."""

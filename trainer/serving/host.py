@@ -20,8 +20,8 @@ from trainer.engines.launching import check_options, launch
 from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
-from trainer.hf_folder import linear_layers
-from trainer.placement import gives_memory_away, serves_adapters
+from trainer.hf_folder import linear_layers, weights_digest
+from trainer.placement import gives_memory_away, served_rank, serves_adapters
 from trainer.serving import registry
 from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
@@ -51,6 +51,7 @@ class ServerHost:
             state="starting",
             gpus=options.gpus,
             kept=kept,
+            adapters=options.lora_rank,
         )
         self.stop = asyncio.Event()
         """Set from outside: the server is to end."""
@@ -64,7 +65,8 @@ class ServerHost:
         failures = 0
         try:
             while True:
-                self._register(state="starting", started=time.time(), url="")
+                base = await asyncio.to_thread(_digest, self.options.model)  # before it reads them
+                self._register(state="starting", started=time.time(), url="", base=base)
                 began = time.monotonic()
                 reason = await self._serve()
                 if not reason:
@@ -133,6 +135,14 @@ class ServerHost:
         registry.write(self.folder, self.registration)
 
 
+def _digest(model: Path) -> str:
+    """Digest of the weights; empty where they cannot be read, which the server itself will say."""
+    try:
+        return weights_digest(model)
+    except (OSError, ValueError):
+        return ""
+
+
 def server_options(
     config: RunConfig, model: Path, log: Path, name: str, gpus: tuple[int, ...], address: str
 ) -> ServerOptions:
@@ -149,7 +159,7 @@ def server_options(
         memory_fraction=config.rollout.gpu_memory_fraction,
         context_length=c.context_length or config.model.context_window,
         max_running=config.rollout.max_running,
-        lora_rank=config.model.lora.rank if serves_adapters(config) else 0,
+        lora_rank=served_rank(config),
         lora_targets=_adapted_layers(config, model),
         flags=(*((MEMORY_SAVER,) if gives_memory_away(config) else ()), *c.flags),
         start_seconds=c.start_seconds,

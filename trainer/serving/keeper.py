@@ -19,8 +19,9 @@ import yaml
 
 from trainer.config import RunConfig
 from trainer.files import write_atomic
+from trainer.hf_folder import weights_digest
 from trainer.paths import RunPaths
-from trainer.placement import local_places
+from trainer.placement import local_places, served_rank
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 
@@ -160,6 +161,9 @@ class LocalServers:
 
     def __enter__(self) -> LocalServers:
         running = clear_dead(self.folder)
+        if others := running & self._places.keys() & with_other_weights(self.config, self.model):
+            end_hosts(self.folder, others)
+            running -= others
         config_file(self.config, self.folder)
         for name in self._places:
             if name in running:
@@ -194,6 +198,21 @@ def clear_dead(folder: Path) -> set[str]:
         else:
             alive.add(one.name)
     return alive
+
+
+def with_other_weights(config: RunConfig, model: Path) -> set[str]:
+    """Names of the run's servers that an earlier attempt started with other weights than this one begins with.
+
+    model: folder of these.
+    """
+    servers = registry.read(registry.folder_of(RunPaths.of(config).logs))
+    if not servers:
+        return set()
+    base, adapters = weights_digest(model), served_rank(config)
+    found = {one.name for one in servers if not one.serves(base, adapters)}
+    for name in sorted(found):
+        log.warning("%s was started with other weights than those of %s, or for other adapters", name, model)
+    return found
 
 
 def end_hosts(folder: Path, names: set[str] | None = None) -> list[str]:

@@ -43,6 +43,9 @@ class Registration:
     kept: it stays when the trainer ends.
     starts: how often it was started.
     idle: seconds after which it closes an idle connection; the engines' own number where an older version wrote this.
+    base: digest of the weights that it was started with (`hf_folder.weights_digest`); empty where an older version
+        wrote this.
+    adapters: rank of the adapters that it was started for; 0: it gets whole weights.
     """
 
     name: str
@@ -58,11 +61,21 @@ class Registration:
     kept: bool = False
     starts: int = 1
     idle: float = 5.0
+    base: str = ""
+    adapters: int = 0
 
     @property
     def log(self) -> str:
         """Name of its log file, beside the registration."""
         return f"{self.name}.log"
+
+    def serves(self, base: str, adapters: int) -> bool:
+        """Whether it was started with these weights, and for adapters of that rank.
+
+        What is published later does not tell: version 0 is what a server was started with, and adapters stay beside it.
+        """
+        unknown = not self.base and not adapters
+        return self.adapters == adapters and (self.base == base or unknown)
 
     def alive_here(self) -> bool:
         """Whether its host process runs, as far as this machine can tell; one on another machine counts as alive."""
