@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import os
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,6 +232,33 @@ def test_processes_that_merge_the_same_adapter_get_one_folder(
 
     assert [whole_model(adapter, str(tmp_path / "cache"))] == found
     assert list((tmp_path / "cache" / "merged").iterdir()) == found
+
+
+def test_a_merged_model_follows_its_adapter_and_goes_when_nobody_uses_it(folder: Path, tmp_path: Path) -> None:
+    exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    adapter, cache = tmp_path / "checkpoint", str(tmp_path / "cache")
+    other = Path(shutil.copytree(adapter, tmp_path / "other"))
+    begun_with = whole_model(adapter, cache, run="one/trial")
+
+    def unused(merged: Path, days: float) -> None:
+        at = time.time() - days * 86400
+        os.utime(merged / adapterfiles.MADE_OF, (at, at))
+
+    def edit(text: str) -> Path:
+        (adapter / "chat_template.jinja").write_text(text)
+        merged = whole_model(adapter, cache)
+        assert (merged / "chat_template.jinja").read_text() == text
+        return merged
+
+    first, second = edit("one"), whole_model(other, cache)
+    for merged, days in ((begun_with, 99), (first, 0.5), (second, 2)):
+        unused(merged, days)
+    third = edit("two")
+    assert all(path.is_dir() for path in (begun_with, first, second, third))
+    unused(first, 1.1)
+    unused(second, 31)
+    assert whole_model(adapter, cache) == third
+    assert sorted((tmp_path / "cache" / "merged").iterdir()) == sorted([begun_with, third])
 
 
 def test_a_merge_that_fails_is_told_in_words_and_leaves_nothing(

@@ -171,7 +171,8 @@ def servers(config: RunConfig, model: Path) -> AbstractContextManager[object]:
 def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
     """The checkpoint to start from: the one that is named, or the warmed-up tiny model, untrained for examples."""
     if config.model.path:
-        return whole_model(resolve_model(config.model.path, config.cache_dir), config.cache_dir)
+        folder = resolve_model(config.model.path, config.cache_dir)
+        return whole_model(folder, config.cache_dir, run=f"{config.experiment_name}/{config.trial_name}")
     if config.trainer.type == "sft":
         return untrained_model(config)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -17,13 +19,17 @@ from trainer.adapter_folder import CONFIG, PREFIX, WEIGHTS, AdapterFolder, adapt
 from trainer.assets import adapter_base, cache_root
 from trainer.config_lora import LoraConfig
 from trainer.errors import UserError
-from trainer.files import disk_error, sha256
+from trainer.files import disk_error, sha256, write_atomic
 from trainer.hf_folder import tensor_shapes
 from trainer.staging import staged_folder
 from trainer.train.lora import A, Adapter, B
 
 _TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template")
 """Beginnings of the names of a tokenizer's files. An adapter's own replace those of its base."""
+MADE_OF, RUN = ".made-of.json", ".begun-by"
+"""Files of a merged model: its adapter, with the time of its last use as their own; and a run that began with it."""
+SUPERSEDED_SECONDS, UNUSED_SECONDS = 86400.0, 30 * 86400.0
+"""After so long without use a merged model is removed: one whose adapter has changed since, and any other."""
 
 
 def write_adapter(folder: Path, base: str, config: LoraConfig, adapters: dict[str, Adapter]) -> None:
@@ -47,10 +53,15 @@ def write_adapter(folder: Path, base: str, config: LoraConfig, adapters: dict[st
     (folder / CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
-def whole_model(folder: Path, cache_dir: str = "") -> Path:
+def whole_model(folder: Path, cache_dir: str = "", *, run: str = "") -> Path:
     """A folder that holds a whole model: the same one, or where it holds an adapter, its base with it merged in.
 
-    That is made once, in the folder `merged` of the cache; of several processes that make it one is the first.
+    That is made once, in the folder `merged` of the cache; of several processes that make it one is the first. Others
+    that nobody has used for long are removed there.
+
+    Args:
+        run: a run that begins with it. What it is given stays: its servers read it again, and adapters that it saves
+            have it as their base.
 
     Raises:
         UserError: the adapter or its base cannot be read, or they do not belong together.
@@ -60,15 +71,34 @@ def whole_model(folder: Path, cache_dir: str = "") -> Path:
         return folder
     adapter, base = AdapterFolder.read(folder), adapter_base(folder, cache_dir)
     place = cache_root(cache_dir) / "merged" / f"{folder.name}-{_digest(folder, base)}"
-    if place.is_dir():
-        return place
-    try:
-        with staged_folder(place) as staging:
-            _merge(adapter, base, staging)
-    except UserError:
-        if not place.is_dir():  # else another process was faster
-            raise
+    if not place.is_dir():
+        try:
+            with staged_folder(place) as staging:
+                _merge(adapter, base, staging)
+                (staging / MADE_OF).write_text(json.dumps({"adapter": str(folder.resolve())}), encoding="utf-8")
+        except UserError:
+            if not place.is_dir():  # else another process was faster
+                raise
+    with suppress(OSError):  # somebody else's cache
+        os.utime(place / MADE_OF)
+        if run:
+            write_atomic(place / RUN, run + "\n")
+    _remove_unused(place, str(folder.resolve()))
     return place
+
+
+def _remove_unused(place: Path, adapter: str) -> None:
+    """Remove what nobody has used for long beside a merged model, and what was made of its adapter as it was before.
+
+    What a run began with stays, and what earlier versions merged: they have not noted what it is for.
+    """
+    for other in place.parent.iterdir():
+        with suppress(OSError, ValueError, KeyError):
+            made_of = json.loads((other / MADE_OF).read_text(encoding="utf-8"))
+            longest = SUPERSEDED_SECONDS if made_of["adapter"] == adapter else UNUSED_SECONDS
+            unused = time.time() - (other / MADE_OF).stat().st_mtime > longest
+            if unused and other != place and not (other / RUN).exists():
+                shutil.rmtree(other)
 
 
 def _merge(adapter: AdapterFolder, base: Path, target: Path) -> None:
@@ -135,7 +165,8 @@ def _read(adapter: AdapterFolder) -> dict[str, Adapter]:
 
 
 def _digest(folder: Path, base: Path) -> str:
-    """By the adapter's content, and its base's files as they are now."""
-    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(base.iterdir())]
-    own = [sha256(folder / name) for name in (CONFIG, WEIGHTS)]
+    """By what a merge is made of: the adapter's content and tokenizer, and its base's files as they are now."""
+    files = [file for file in sorted(base.iterdir()) if file.is_file() and file.name not in (MADE_OF, RUN)]
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    own = [(file.name, sha256(file)) for file in sorted((folder / CONFIG, folder / WEIGHTS, *_tokenizer(folder)))]
     return hashlib.sha256(json.dumps([own, str(base.resolve()), stamps]).encode()).hexdigest()[:16]
