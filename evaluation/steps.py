@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.adapter_folder import CONFIG, INSIDE, WEIGHTS, is_adapter_folder
+from trainer.adapter_folder import CONFIG, INSIDE, WEIGHTS, is_adapter_folder, tokenizer_files
 from trainer.assets import adapter_base, cache_root
 from trainer.files import sha256, write_atomic
 from trainer.paths import SUPERVISED
@@ -79,7 +79,7 @@ def checkpoint_sha256(folder: Path, cache_dir: str = "") -> str:
     hash is also of its base's.
     """
     if is_adapter_folder(folder):
-        parts = [sha256(folder / CONFIG), sha256(folder / WEIGHTS)]
+        parts = [sha256(file) for file in (folder / CONFIG, folder / WEIGHTS, *tokenizer_files(folder))]
         parts.append(checkpoint_sha256(adapter_base(folder, cache_dir), cache_dir))
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _KINDS)

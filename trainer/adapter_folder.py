@@ -19,6 +19,9 @@ PREFIX = "base_model.model."
 INSIDE = "adapter"
 """Folder within a checkpoint of a whole model, where the adapter lies that was merged into it."""
 
+_TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template")
+"""Beginnings of the names of a tokenizer's files."""
+
 # What an adapter of another trainer may have and is not merged here, with the values that mean nothing.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (None, False),
@@ -78,6 +81,11 @@ class AdapterFolder:
         """What the adapter of a layer is multiplied by. layer: its name in the model."""
         alpha = next((alpha for pattern, alpha in self.alphas.items() if pattern.match(layer)), self.alpha)
         return float(alpha / (rank**0.5 if self.rank_stabilised else rank))
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Files of the tokenizer in a folder, by name. An adapter's own replace those of its base."""
+    return sorted(file for file in folder.iterdir() if file.is_file() and file.name.startswith(_TOKENIZER))
 
 
 def is_adapter_folder(folder: Path) -> bool:

@@ -29,6 +29,7 @@ from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.serving.engines import remote_servers
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.steps import global_step
+from trainer.adapter_folder import CONFIG as ADAPTER
 from trainer.config import RunConfig
 from trainer.config_tasks import FilesConfig, MathConfig
 from trainer.errors import RunError, UserError
@@ -175,7 +176,9 @@ async def _model(head: Head, arguments: EvalArguments, stager: InputStager) -> t
     elif typed.startswith(f"{storage}/"):
         folder = await _checkpoint_in(head, typed.rstrip("/"))
         return folder, await _settings(head, run_by_place(Path(folder)))
-    elif "/" not in typed and await stager.any_exists([f"{storage}/models/{typed}/config.json"]):
+    elif "/" not in typed and await stager.any_exists(
+        f"{storage}/models/{typed}/{n}" for n in ("config.json", ADAPTER)
+    ):
         return f"{storage}/models/{typed}", None
     local = choose_checkpoint(typed, folder_of_runs(arguments.fileroot))
     try:
@@ -218,7 +221,7 @@ async def _newest_checkpoint(head: Head, run: str | None) -> str:
 
 async def _checkpoint_in(head: Head, folder: str) -> str:
     """The folder, or the newest checkpoint below it where it is none itself. Raises UserError where there is none."""
-    if await _exists(head, f"{folder}/config.json"):
+    if await _exists(head, f"{folder}/config.json") or await _exists(head, f"{folder}/{ADAPTER}"):
         return folder
     if not (found := await _checkpoints(head, folder)):
         raise UserError(f"--model-path {folder}: no checkpoint there on cluster {head.cluster.name} (no config.json)")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterkit.backends.ray.head import Head
 from clusterkit.provision.assets.model import asset_of
-from clusterkit.provision.assets.view import asset_problem, look
+from clusterkit.provision.assets.view import asset_problem, holds_adapter, look
 from clusterkit.provision.steps.step import Refused
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.serving.engines import START_SECONDS, remote_job, remote_servers
@@ -98,7 +98,10 @@ async def _model(head: Head, typed: str) -> str:
         asset = asset_of("model", typed, head.cluster, "--model-path")
     except Refused as refusal:
         raise UserError(f"{refusal.message}: {refusal.fix}") from refusal
-    if problem := asset_problem(asset, await look(head.session, asset)):
+    view = await look(head.session, asset)
+    if holds_adapter(view):
+        raise UserError(f"--model-path {typed} is an adapter, and servers here take whole models: name a merged one")
+    if problem := asset_problem(asset, view):
         raise UserError(
             f"model {asset.name} is not on the cluster ({problem}): fetch it with clusterkit setup --cluster "
             f"{head.cluster.name} --preset PRESET --set judge.model={typed} --no-train"

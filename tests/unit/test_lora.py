@@ -30,6 +30,7 @@ from realparts import require
 from safetensors import SafetensorError
 from torch import Tensor
 
+from evaluation.steps import checkpoint_sha256
 from trainer.adapter_folder import CONFIG, INSIDE
 from trainer.assets import adapter_base, resolve_model
 from trainer.checkpoint.export import export
@@ -253,7 +254,9 @@ def test_a_merged_model_follows_its_adapter_and_goes_when_nobody_uses_it(folder:
     first, second = edit("one"), whole_model(other, cache)
     for merged, days in ((begun_with, 99), (first, 0.5), (second, 2)):
         unused(merged, days)
+    before = checkpoint_sha256(adapter)
     third = edit("two")
+    assert checkpoint_sha256(adapter) != before  # answers are kept by it
     assert all(path.is_dir() for path in (begun_with, first, second, third))
     unused(first, 1.1)
     unused(second, 31)

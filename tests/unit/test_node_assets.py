@@ -93,6 +93,15 @@ def test_model_can_come_from_the_hub_from_here_or_from_the_storage(tmp_path: Pat
     assert needs("135M_cpu", "model.path=org/name")[0].source == "org/name"
 
 
+def test_an_adapter_is_merged_where_its_base_is_so_one_of_this_machine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(Refused, match="is a low-rank adapter, which is merged on the cluster") as refusal:
+        needs("135M_cpu", model_path=str(tmp_path))
+    assert refusal.value.fix.startswith("copy it and its base below /storage")
+    there = NodeAsset("model", "m", "/storage/m", Origin.HOST, setting="model.path")
+    require_usable(there, View(True, {"adapter_config.json": 9, "adapter_model.safetensors": 5}))
+
+
 @pytest.mark.parametrize("path", ["/home/nobody/model", "./missing", "name-only", "a/b/c", "org/"])
 def test_unusable_path_is_refused(path: str) -> None:
     with pytest.raises(Refused, match=r"model\.path=") as refusal:

@@ -15,7 +15,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer.adapter_folder import CONFIG, PREFIX, WEIGHTS, AdapterFolder, adapter_config, is_adapter_folder
+from trainer.adapter_folder import (
+    CONFIG,
+    PREFIX,
+    WEIGHTS,
+    AdapterFolder,
+    adapter_config,
+    is_adapter_folder,
+    tokenizer_files,
+)
 from trainer.assets import adapter_base, cache_root
 from trainer.config_lora import LoraConfig
 from trainer.errors import UserError
@@ -24,8 +32,6 @@ from trainer.hf_folder import tensor_shapes
 from trainer.staging import staged_folder
 from trainer.train.lora import A, Adapter, B
 
-_TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges", "chat_template")
-"""Beginnings of the names of a tokenizer's files. An adapter's own replace those of its base."""
 MADE_OF, RUN = ".made-of.json", ".begun-by"
 """Files of a merged model: its adapter, with the time of its last use as their own; and a run that began with it."""
 SUPERSEDED_SECONDS, UNUSED_SECONDS = 86400.0, 30 * 86400.0
@@ -115,7 +121,7 @@ def _merge(adapter: AdapterFolder, base: Path, target: Path) -> None:
                 f"{adapter.folder} does not belong to {base}: by the adapter {name} is {list(wanted)}, and in the "
                 f"model it {found}: name its own base as base_model_name_or_path in {CONFIG}"
             )
-    for file in (*base.glob("*.json"), *base.glob("*.jinja"), *_tokenizer(base), *_tokenizer(adapter.folder)):
+    for file in (*base.glob("*.json"), *base.glob("*.jinja"), *tokenizer_files(base), *tokenizer_files(adapter.folder)):
         shutil.copyfile(file, target / file.name)
     for file in sorted(base.glob("*.safetensors")):
         with _told(f"{file} cannot be read: copy or download the model again"):
@@ -135,10 +141,6 @@ def _told(problem: str) -> Iterator[None]:
         if (system := disk_error(error)) is not None:
             raise system from error
         raise UserError(f"{problem} ({error})") from error
-
-
-def _tokenizer(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if file.is_file() and file.name.startswith(_TOKENIZER)]
 
 
 def _read(adapter: AdapterFolder) -> dict[str, Adapter]:
@@ -168,5 +170,5 @@ def _digest(folder: Path, base: Path) -> str:
     """By what a merge is made of: the adapter's content and tokenizer, and its base's files as they are now."""
     files = [file for file in sorted(base.iterdir()) if file.is_file() and file.name not in (MADE_OF, RUN)]
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    own = [(file.name, sha256(file)) for file in sorted((folder / CONFIG, folder / WEIGHTS, *_tokenizer(folder)))]
+    own = [(file.name, sha256(file)) for file in sorted((folder / CONFIG, folder / WEIGHTS, *tokenizer_files(folder)))]
     return hashlib.sha256(json.dumps([own, str(base.resolve()), stamps]).encode()).hexdigest()[:16]

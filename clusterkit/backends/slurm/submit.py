@@ -26,6 +26,8 @@ from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock
 from clusterkit.runs.slurm.commands import SlurmError, slurm
 from clusterkit.runs.slurm.queue import FOLDER, forget_queue, our_jobs
 from clusterkit.runs.trials import Trial, TrialState, choose_trial, require_free, require_unchanged, run_directory
+from trainer.adapter_folder import is_adapter_folder
+from trainer.assets import adapter_base
 from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import write_atomic
@@ -102,6 +104,7 @@ def plan(request: RunRequest, slurm_options: SlurmOptions) -> SlurmPlan:
     storage = Path(config.fileroot).parent
     code = storage / "codes" / content_of(files)[:16]
     model = [config.model.path] if config.model.path and Path(config.model.path).is_absolute() else []
+    model += [str(adapter_base(Path(path), config.cache_dir)) for path in model if is_adapter_folder(Path(path))]
     shared = dict.fromkeys([str(storage), config.cache_dir, *model])
     text = script(trial.run, config, options, slurm_options, code=str(code), shared=list(shared))
     request = replace(request, config=config)

@@ -9,6 +9,8 @@ from pathlib import Path
 from clusterkit.data.assets import CATALOGUE
 from clusterkit.hosts.model import Cluster
 from clusterkit.provision.steps.step import Refused
+from trainer.adapter_folder import CONFIG as ADAPTER
+from trainer.adapter_folder import is_adapter_folder
 from trainer.config import RunConfig
 
 _TASK_DATA = {"hotpotqa": "hotpotqa"}
@@ -83,6 +85,13 @@ def asset_of(kind: str, typed: str, cluster: Cluster, setting: str) -> NodeAsset
     if typed.startswith(f"{cluster.storage}/"):
         return NodeAsset(kind, name, typed.rstrip("/"), Origin.HOST, setting=setting)
     if local.is_dir():
+        if kind == "model" and is_adapter_folder(local):
+            raise Refused(
+                f"{setting}={typed} is a low-rank adapter, which is merged on the cluster, where its base is to be",
+                f"copy it and its base below {cluster.storage}, name the base's folder there as "
+                f"base_model_name_or_path in its {ADAPTER}, and give {setting}={cluster.storage}/FOLDER; or give the "
+                "folder of a whole model, as checkpoint.merged=true saves",
+            )
         name = local.resolve().name
         return NodeAsset(kind, name, f"{shelf}/{name}", Origin.UPLOAD, str(local.resolve()), setting=setting)
     if typed.startswith(("/", "~", ".")):

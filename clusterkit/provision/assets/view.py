@@ -12,6 +12,7 @@ from clusterkit.data.assets.manifest import MANIFEST
 from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.steps.step import Refused
 from clusterkit.ssh.api import ErrorKind, HostError, Session
+from trainer.adapter_folder import CONFIG, WEIGHTS
 
 _ABSENT = 3
 LOOK_SECONDS = 60.0
@@ -75,13 +76,20 @@ def asset_problem(asset: NodeAsset, view: View) -> str:
     if view.pointers:
         return f"{_some(view.pointers)} in {asset.folder}: Git LFS pointers in place of files"
     if asset.origin is Origin.HOST:
-        lacks = asset.kind == "model" and "config.json" not in view.sizes
+        lacks = asset.kind == "model" and "config.json" not in view.sizes and not holds_adapter(view)
         return f"{asset.folder} is no model: it has no config.json" if lacks else ""
     if view.manifest is None:
         return f"{asset.folder} has no manifest: an interrupted copy, or one that was put there by hand"
     files = view.manifest["files"]
     damaged = [name for name, entry in files.items() if view.sizes.get(name) != entry["bytes"]]
     return f"{_some(damaged)} in {asset.folder}: missing or of another size" if damaged else ""
+
+
+def holds_adapter(view: View) -> bool:
+    """Return whether a folder holds a low-rank adapter and no whole model; see `trainer.adapter_folder`."""
+    return {CONFIG, WEIGHTS} <= view.sizes.keys() and not any(
+        name.startswith("model.safetensors") for name in view.sizes
+    )
 
 
 def difference(head: View, other: View) -> str:
