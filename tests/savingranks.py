@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,7 @@ def save(world: World, folder: Path) -> dict[str, Any]:
     export(one, tokenizer, folder / "files")
 
     told["full"] = _told_of_full_disk(one, folder / "full")
+    told["no memory"] = _told_of_no_memory(one, folder / "no memory")
     hashed: list[str] = []
     recover.sha256 = lambda path: hashed.append(path.name) or sha256(path)  # type: ignore[assignment,func-returns-value]
     writer = BackgroundWriter()
@@ -103,6 +106,26 @@ def _told_of_full_disk(one: Learner, folder: Path) -> str:
         return str(error)
     finally:
         shards._header = real
+    return ""
+
+
+def _told_of_no_memory(one: Learner, folder: Path) -> str:
+    """What this rank raises where another one has no memory for its second tensor; an error stands in."""
+
+    def none_left(parts: Any, wanted: Any, holders: Any, turn: int, world: World) -> Any:
+        if turn == 1:
+            raise MemoryError("none is left")
+        return real(parts, wanted, holders, turn, world)
+
+    real = shards._prepare
+    if one.world.rank == one.world.size - 1:
+        shards._prepare = none_left
+    try:
+        export(one, small_parts().tokenizer, folder)
+    except RunError as error:
+        return str(error)
+    finally:
+        shards._prepare = real
     return ""
 
 
@@ -153,9 +176,21 @@ def load(rank: int, size: int, folder: Path, tensor: int, slots: Path) -> None:
     leave_world(world)
 
 
-def save_until_killed(rank: int, size: int, folder: Path) -> None:
-    """Step after step, an export and a recover checkpoint in the background, of weights that are the step's number."""
+def save_until_killed(rank: int, size: int, folder: Path, moment: str) -> None:
+    """Step after step, an export and a recover checkpoint in the background, of weights that are the step's number.
+
+    Until a file of the pattern `moment`, below the folder, is to be synced: there the rank waits to be killed.
+    """
     torch.set_num_threads(1)
+    sync, shards.FILE_BYTES = os.fsync, SMALL_FILES
+
+    def hold(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().match(moment):
+            (folder / "reached").touch()
+            threading.Event().wait()
+        sync(descriptor)
+
+    os.fsync = hold  # type: ignore[assignment]
     world = join_world(rank, size, f"file://{folder}/rendezvous", tensor=2)
     one, _ = large(world, 256)
     writer = BackgroundWriter()

@@ -154,7 +154,7 @@ def _agree(problem: Exception | None, folder: Path, temporary: Path, world: Worl
     of_disk = problem is not None and disk_error(problem) is not None
     if problem is not None and not of_disk:
         log.error("cannot write the checkpoint %s", folder, exc_info=problem)
-    told = next((one for one in world.gather((_explain(problem, folder), of_disk)) if one[0]), None)
+    told = next((one for one in world.gather((_explain(problem, folder, world.place), of_disk)) if one[0]), None)
     if told is None:
         return
     if world.is_main:
@@ -163,16 +163,16 @@ def _agree(problem: Exception | None, folder: Path, temporary: Path, world: Worl
     raise (RunError if told[1] else CrashError)(told[0]) from problem
 
 
-def _explain(problem: Exception | None, folder: Path) -> str:
+def _explain(problem: Exception | None, folder: Path, place: str) -> str:
     if problem is None:
         return ""
     if (system := disk_error(problem)) is None:
-        return f"cannot write the checkpoint {folder}: {type(problem).__name__}: {problem}"
+        return f"cannot write the checkpoint {folder}{place}: {type(problem).__name__}: {problem}"
     reason, remedy = system.strerror or str(system), "Make the folder writable"
     if is_full(system):
         reason, remedy = "no space left on the disk", "Free some space"
     return (
-        f"cannot write the checkpoint {folder}: {reason}. {remedy}, then start the same command again to go on "
+        f"cannot write the checkpoint {folder}{place}: {reason}. {remedy}, then start the same command again to go on "
         f"from the last recover checkpoint. {disk_of(folder)}"
     )
 

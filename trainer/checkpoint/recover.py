@@ -199,29 +199,29 @@ class RecoverStore(Slots):
     @contextmanager
     def _reporting(self, temporary: Path, world: World) -> Iterator[None]:
         """Raise a failure to write of any rank on all ranks, so that none waits for another."""
-        problem = ""
+        problem, system, cause = "", None, None
         try:
             yield
         except (Exception, CheckpointException) as error:
-            if (system := disk_error(error)) is None:
-                raise RuntimeError(f"the recover checkpoint could not be written: {_reason(error)}") from error
-            problem = self._explain(system)
-        problem = next((p for p in world.gather(problem) if p), "")
-        if problem:
+            cause, system = error, disk_error(error)
+            unknown = f"the recover checkpoint could not be written{world.place}: {_reason(error)}"
+            problem = unknown if system is None else self._explain(system, world.place)
+        told = next((one for one in world.gather((problem, system is not None)) if one[0]), None)
+        if told is not None:
             if world.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
-            raise RunError(problem)
+            raise (RunError if told[1] else RuntimeError)(told[0]) from cause
 
-    def _explain(self, error: OSError) -> str:
+    def _explain(self, error: OSError, place: str) -> str:
         kept = f"the one of step {self._kept_step} is untouched" if self._kept else "this run has none yet"
         if is_full(error):
             return (
-                f"no space left for a recover checkpoint under {self.folder} ({kept}): free some space there, then "
-                f"start the same command again to go on. {disk_of(self.folder)}"
+                f"no space left for a recover checkpoint under {self.folder}{place} ({kept}): free some space there, "
+                f"then start the same command again to go on. {disk_of(self.folder)}"
             )
         return (
-            f"cannot write a recover checkpoint under {self.folder}: {error.strerror or error} ({kept}): make the "
-            "folder writable, then start the same command again to go on"
+            f"cannot write a recover checkpoint under {self.folder}{place}: {error.strerror or error} ({kept}): make "
+            "the folder writable, then start the same command again to go on"
         )
 
 

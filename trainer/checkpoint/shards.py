@@ -67,7 +67,9 @@ class Shards:
 def write_shards(shards: Shards, folder: Path, world: World) -> None:
     """Write all weights to `folder`, which is there, and make them durable; rank 0 writes the index of several files.
 
-    Collective. Raises OSError on the ranks that could not write, after all have sent what the others need.
+    Collective. Raises what went wrong on the ranks where it did: an OSError after all have sent what the others need.
+    Where a rank cannot send or receive, none is left waiting for it: the others return with their files cut short. So
+    the callers have to agree on whether all is written.
     """
     files = plan_buckets(shards.pieces, FILE_BYTES)
     count = len(files)
@@ -85,7 +87,17 @@ def write_shards(shards: Shards, folder: Path, world: World) -> None:
     order = [[piece for _, bucket in job for piece in bucket.pieces] for job in jobs]
     for turn in range(max(map(len, order))):
         wanted = [pieces[turn] if turn < len(pieces) else None for pieces in order]
-        whole = _assemble(shards.parts, wanted, holders, turn, world)
+        try:
+            parcel, stuck = _prepare(shards.parts, wanted, holders, turn, world), None
+        except Exception as error:  # no memory, say
+            parcel, stuck = None, error
+        if world.any_told(parcel is None):
+            sink.close()
+            if stuck is not None:
+                raise stuck
+            return
+        assert parcel is not None
+        whole = _exchange(parcel, world)
         if whole is not None and problem is None:
             problem = caught(partial(sink.send, whole))
     sink.close()
@@ -110,42 +122,59 @@ def _holders(places: list[dict[str, Place]]) -> dict[str, dict[Place, list[int]]
     return found
 
 
-def _assemble(
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """What this rank sends and receives in one turn.
+
+    whole: the tensor that it writes next, filled by the exchange; None where it has written all of its own.
+    sent, received: to and from ranks.
+    later: parts of `whole` that are not contiguous, and what they are received in.
+    """
+
+    whole: Tensor | None
+    sent: list[tuple[int, Tensor]]
+    received: list[tuple[int, Tensor]]
+    later: list[tuple[Tensor, Tensor]]
+
+
+def _prepare(
     parts: dict[str, Tensor],
     wanted: list[Piece | None],
     holders: dict[str, dict[Place, list[int]]],
     turn: int,
     world: World,
-) -> Tensor | None:
-    """Exchange parts so that every rank gets the tensor that it is to write; returns this rank's. Collective.
+) -> _Parcel:
+    """Have memory for a turn, and this rank's own parts in it.
 
     wanted: by rank, the tensor that it writes next. turn: copies of a part are sent by their holders in turn.
     """
     own = wanted[world.rank]
-    whole = torch.empty(own.shape, dtype=own.dtype) if own is not None else None
-    sent: list[tuple[int, Tensor]] = []
-    received: list[tuple[int, Tensor]] = []
-    later: list[tuple[Tensor, Tensor]] = []  # into a part that is not contiguous, out of what was received
+    parcel = _Parcel(torch.empty(own.shape, dtype=own.dtype) if own is not None else None, [], [], [])
     tasks = [(rank, piece, *part) for rank, piece in enumerate(wanted) if piece for part in holders[piece.name].items()]
     for writer, piece, place, ranks in tasks:
         sender = writer if writer in ranks else ranks[turn % len(ranks)]
         if world.rank == writer:
-            assert whole is not None
-            target = whole[_slices(place)]
+            assert parcel.whole is not None
+            target = parcel.whole[_slices(place)]
             if sender == writer:
                 target.copy_(parts[piece.name])
                 continue
             room = target if target.is_contiguous() else torch.empty(target.shape, dtype=target.dtype)
-            received.append((sender, _bytes(room)))
+            parcel.received.append((sender, _bytes(room)))
             if room is not target:
-                later.append((target, room))
+                parcel.later.append((target, room))
         elif world.rank == sender:
-            sent.append((writer, _bytes(parts[piece.name].to("cpu", piece.dtype).contiguous())))
+            parcel.sent.append((writer, _bytes(parts[piece.name].to("cpu", piece.dtype).contiguous())))
+    return parcel
+
+
+def _exchange(parcel: _Parcel, world: World) -> Tensor | None:
+    """Have every rank get the tensor that it is to write; returns this rank's. Collective."""
     if world.size > 1:
-        world.exchange(sent, received)
-    for target, room in later:
+        world.exchange(parcel.sent, parcel.received)
+    for target, room in parcel.later:
         target.copy_(room)
-    return whole
+    return parcel.whole
 
 
 def _sink(files: list[tuple[Path, Bucket]]) -> Generator[None, Tensor, None]:

@@ -66,6 +66,11 @@ class World:
         """Parts that the rows of a step are shared out to."""
         return self.size // self.tensor_size
 
+    @property
+    def place(self) -> str:
+        """Where this rank is, for messages that another one prints: " (rank 3 on gpu07)". Empty for a single rank."""
+        return f" (rank {self.rank} on {os.uname().nodename})" if self.size > 1 else ""
+
     def facts(self) -> dict[str, Any]:
         """What an attempt runs on, for its first record."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -97,6 +102,14 @@ class World:
         if self.size == 1:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)).item())
+
+    def any_told(self, flag: bool) -> bool:
+        """As `any`, over the group for messages: for a thread beside the training."""
+        if self.size == 1:
+            return flag
+        found = torch.tensor([float(flag)])
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.messages)
+        return bool(found)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
