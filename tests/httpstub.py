@@ -56,6 +56,11 @@ class HttpStub:
         for writer in self._writers:
             writer.transport.abort()
 
+    @property
+    def open(self) -> int:
+        """Connections that there are now."""
+        return len(self._writers)
+
     def count(self, path: str) -> int:
         """How many requests came for a path."""
         return sum(1 for _, seen, _ in self.seen if seen.partition("?")[0] == path)
@@ -66,13 +71,14 @@ class HttpStub:
         try:
             while line := await reader.readline():
                 method, path, _ = line.decode().split()
-                length = 0
+                length, last = 0, False
                 while (header := (await reader.readline()).strip()) != b"":
                     name, _, value = header.decode().partition(":")
                     length = int(value) if name.lower() == "content-length" else length
+                    last = last or (name.lower(), value.strip()) == ("connection", "close")
                 body = json.loads(await reader.readexactly(length)) if length else {}
                 self.seen.append((method, path, body))
-                if not await self._answer(writer, await self.handler(method, path, body)):
+                if not await self._answer(writer, await self.handler(method, path, body), last) or last:
                     return
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -80,7 +86,7 @@ class HttpStub:
             self._writers.discard(writer)
             writer.close()
 
-    async def _answer(self, writer: asyncio.StreamWriter, answer: Answer) -> bool:
+    async def _answer(self, writer: asyncio.StreamWriter, answer: Answer, last: bool) -> bool:
         if isinstance(answer, Hang):
             await asyncio.Event().wait()
         if isinstance(answer, Drop):
@@ -90,7 +96,8 @@ class HttpStub:
         assert isinstance(answer, tuple)
         status, content = answer
         payload = json.dumps(content).encode()
-        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload)
+        close = "Connection: close\r\n" * last
+        writer.write(f"HTTP/1.1 {status} X\r\n{close}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
         await writer.drain()
         return True
 

@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 
 JSON = {"Content-Type": "application/json"}
+LAST = {"Connection": "close"}
+"""With a request: its connection is closed after it, and not kept."""
 
 # A host that vanishes says nothing, and whoever waits for its answer sends nothing: the kernel asks after so many idle
 # seconds, then so often, and so many times. Packets that nobody acknowledges are given up after as long.
@@ -24,6 +26,8 @@ IDLE_OF_SERVERS_S = 5.0
 LONG_IDLE_S = 3600
 """What a run's own servers are told. A step begins with thousands of requests at once, and to connect for each is half
 of their cost."""
+NEED_S = 600.0
+"""Connections are kept that were busy at once within so long, and within as long before; idle time does not count."""
 BEAT_S = 0.05
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects made until the youngest are looked at, and such looks until older ones are; Python's own: 700, 10, 10."""
@@ -41,6 +45,36 @@ def open_session(idle: float = IDLE_OF_SERVERS_S, **options: Any) -> aiohttp.Cli
     _allow_files()
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=0.6 * idle, socket_factory=_socket)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, **options)
+
+
+class KeptConnections:
+    """Which connections to a server are worth keeping: as many as were busy at once lately.
+
+    A held-out evaluation may have needed thousands, and the steps after it hundreds. A step's beginning needs as many
+    as the step before, so those stay however long the ranks learn.
+    """
+
+    def __init__(self) -> None:
+        self._open = self._busy = self._closing = 0
+        self._peak = self._peak_before = 0
+        self._since = time.monotonic()
+
+    def begin(self) -> bool:
+        """Count a request that begins; returns whether its connection is to be closed after it."""
+        self._busy += 1
+        self._open = max(self._open, self._busy)
+        if time.monotonic() - self._since > NEED_S:
+            self._since, self._peak_before, self._peak = time.monotonic(), self._peak, 0
+        self._peak = max(self._peak, self._busy)
+        last = self._open - self._closing > max(self._peak, self._peak_before)
+        self._closing += last
+        return last
+
+    def end(self, last: bool, lost: bool) -> None:
+        """Count the end of a request. last: what `begin` has returned. lost: its connection has failed."""
+        self._busy -= 1
+        self._closing -= last
+        self._open -= last or lost
 
 
 class LoopLag:

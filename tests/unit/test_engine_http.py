@@ -11,13 +11,15 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.httpstub import Answer, Drop, Hang, HttpStub
-from trainer.connections import LONG_IDLE_S, open_session
+from trainer import connections
+from trainer.connections import LONG_IDLE_S, KeptConnections, open_session
 from trainer.engines.base import EngineError
 from trainer.engines.http import Limits, RefusedError, Server, ServerLostError, ServerPool
 from trainer.errors import UserError
@@ -270,6 +272,37 @@ def test_connections_are_used_again_while_their_server_keeps_them(idle: float, c
     assert asyncio.run(scenario()) == connections
 
 
+def test_connections_that_a_server_needed_once_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation needs many at once; the steps after it keep what steps need, and connect no more."""
+    together = asyncio.Barrier(1)
+
+    async def all_at_once(method: str, path: str, body: dict[str, Any]) -> Answer:
+        await together.wait()
+        return 200, {"ok": True}
+
+    async def scenario() -> list[tuple[int, int]]:
+        nonlocal together
+        found = []
+        async with AsyncExitStack() as stack:
+            pool, (stub,) = await pool_of(stack, all_at_once)
+            pool.servers[0].idle = LONG_IDLE_S
+            for requests, pause in ((8, 0.0), (3, 1.0), (3, 0.0), (3, 1.0), (3, 0.0), (3, 0.0)):
+                now[0] += 2 * pause * connections.NEED_S
+                for _ in range(2):
+                    together = asyncio.Barrier(requests)
+                    await asyncio.gather(*(ask(pool) for _ in range(requests)))
+                found.append((stub.connections, stub.open))
+        return found
+
+    now = [0.0]
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    eight, after, same, fewer, fewest, last = asyncio.run(scenario())
+    assert eight == after == same == (8, 8), "what was needed a while ago is kept"
+    assert fewer[1] < 8
+    assert fewest[0] == last[0] == 8, "nothing connects anew"
+    assert last[1] == 3
+
+
 def test_as_many_requests_may_be_under_way_as_the_system_allows() -> None:
     """Containers and shells begin with 1,024 files; AReaL's steps have 8,192 requests at once."""
     code = (
@@ -338,8 +371,8 @@ async def call(session: Unreachable, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call to a server over such a session."""
     pool, lag = ServerPool("/health", FAST), EverLater()
 
-    async def sessions(_idle: float) -> Any:
-        return session, lag
+    async def sessions(_server: Server) -> Any:
+        return session, lag, KeptConnections()
 
     monkeypatch.setattr(pool, "_session", sessions)
     async with asyncio.timeout(10):

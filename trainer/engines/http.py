@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from trainer.connections import IDLE_OF_SERVERS_S, JSON, LoopLag, open_session
+from trainer.connections import IDLE_OF_SERVERS_S, JSON, LAST, KeptConnections, LoopLag, open_session
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import UserError
 
@@ -261,17 +261,18 @@ class ServerPool:
         """
         where = f"{server.name} ({server.url}) {path}"
         data = None if body is None else orjson.dumps(body)
-        session, lag = await self._session(server.idle)
+        session, lag, kept = await self._session(server)
         began = time.monotonic()
+        status, content, last = 0, b"", kept.begin()
+        headers = JSON | LAST if last else JSON
         try:
-            status, content = 0, b""
             while not status:
                 left = seconds - (time.monotonic() - began)
                 timeout = aiohttp.ClientTimeout(total=max(left, 0.001), sock_connect=self.limits.connect)
                 lagged = lag.seconds()
                 try:
                     async with session.request(
-                        method, server.url + path, data=data, headers=JSON, timeout=timeout, allow_redirects=False
+                        method, server.url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
                     ) as response:
                         status, content = response.status, await response.read()
                 except aiohttp.ConnectionTimeoutError:
@@ -286,6 +287,8 @@ class ServerPool:
                 # No fault of the server's; idle connections are kept, so there are as many as were busy at most.
                 raise UserError(f"{where}: {os.strerror(error.errno)}: raise `ulimit -Hn`, then start again") from error
             raise ServerLostError(f"{where}: the connection failed ({type(error).__name__} {error})") from error
+        finally:
+            kept.end(last, lost=not status)
         if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS:
             raise ServerFailedError(f"{where} answered {status}: {_start(content)}")
         if status >= 300:
@@ -302,15 +305,15 @@ class ServerPool:
         for other in [other for other in self._connections if other is loop or other.is_closed()]:
             await self._connections.pop(other).close()
 
-    async def _session(self, idle: float) -> tuple[aiohttp.ClientSession, LoopLag]:
-        """This event loop's connections to servers that close idle ones after so many seconds, and its lag."""
+    async def _session(self, server: Server) -> tuple[aiohttp.ClientSession, LoopLag, KeptConnections]:
+        """This event loop's connections to a server, its lag, and which of them are kept."""
         loop = asyncio.get_running_loop()
         if (found := self._connections.get(loop)) is None:
             ended = [self._connections.pop(other) for other in list(self._connections) if other.is_closed()]
             found = self._connections[loop] = _Connections()
             for one in ended:
                 await one.close()
-        return found.session(idle), found.lag
+        return found.session(server.idle), found.lag, found.kept[server.url]
 
 
 class _Connections:
@@ -319,6 +322,7 @@ class _Connections:
     def __init__(self) -> None:
         self.lag = LoopLag()
         self.lag.start()
+        self.kept: defaultdict[str, KeptConnections] = defaultdict(KeptConnections)
         self._sessions: dict[float, aiohttp.ClientSession] = {}
 
     def session(self, idle: float) -> aiohttp.ClientSession:
