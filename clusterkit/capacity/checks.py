@@ -9,6 +9,7 @@ from clusterkit.capacity.memory import (
     cache_of,
     disk_usage,
     enough_memory,
+    host_usage,
     training_usage,
     waiting_usage,
 )
@@ -141,6 +142,8 @@ def check_memory(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -
         findings.append(_rollout(config, shape, allocation.rollout, gpu_memory))
     if allocation.colocated and allocation.training is not None:
         findings += _colocated(config, shape, allocation.training.layout, gpu_memory)
+    if allocation.training is not None:
+        findings += _host(config, shape, allocation.training.layout)
     return findings
 
 
@@ -291,6 +294,14 @@ def _colocated(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory:
     if level is Level.WARN:
         message += f", which leaves less than {ROOM:.0%} of {_gib(gpu_memory)} free"
     return [Finding("", "memory", level, message, "train.offload=true, or a lower rollout.gpu_memory_fraction")]
+
+
+def _host(config: RunConfig, shape: ModelShape, layout: Layout) -> list[Finding]:
+    usage = host_usage(config, shape, layout)
+    if not usage.total:
+        return []
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in usage.parts.items() if size)
+    return [_ok("memory", f"a host that trains keeps {_gib(usage.total)} in its own memory: {parts}")]
 
 
 def _tensor(config: RunConfig, shape: ModelShape | None, part: Part) -> list[Finding]:

@@ -136,6 +136,29 @@ def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
     return 0 if config.train.offload else resting_bytes(config, shape) // layout.gpus
 
 
+def host_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
+    """Estimate the memory of a host, beside its processes' own, for what its FSDP ranks keep there all the time.
+
+    offload      12 P / R a rank   with train.offload: weights and moments; with model.lora the base, too
+    recover      12 P / R a rank   the copy that a recover checkpoint is written from in the background
+    checkpoint    b P / R a rank   that of a persistent one; twice where adapters are merged in for it
+    inputs        b n h L / (t c) a rank   with offloaded activations: one input per layer (see `training_usage`)
+    """
+    here, ranks = min(config.n_gpus_per_node, layout.gpus), layout.gpus
+    copies = config.checkpoint.async_recover is not False
+    merges = bool(config.model.lora.rank) and config.checkpoint.merged
+    kept = (2 if merges else 0 if config.model.lora.rank else 1) * _width(config) * shape.parameters
+    tokens, split = largest_micro_batch(config), layout.tensor * layout.context
+    inputs = _width(config) * tokens * shape.hidden * shape.layers // split
+    parts = {
+        "offloaded weights and optimizer": resting_bytes(config, shape) if config.train.offload else 0,
+        "copy for recover checkpoints": RECOVER_BYTES * trained_parameters(config, shape) if copies else 0,
+        "copy for persistent checkpoints": kept if copies else 0,
+        "layers' inputs": ranks * inputs if config.model.gradient_checkpointing == "offloaded" else 0,
+    }
+    return Usage({name: size * here // ranks for name, size in parts.items()})
+
+
 def resting_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Return the bytes that all ranks keep of a model between steps: weights and moments, and a base's weights."""
     return RECOVER_BYTES * trained_parameters(config, shape) + _base_bytes(config, shape)

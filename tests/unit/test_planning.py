@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from clusterkit.capacity import timing
-from clusterkit.capacity.memory import GIB, cache_of, disk_usage, training_usage, waiting_usage
+from clusterkit.capacity.memory import GIB, cache_of, disk_usage, host_usage, training_usage, waiting_usage
 from clusterkit.capacity.needs import needs_of_preset
 from clusterkit.capacity.plan import RunPlan, remote_plan
 from clusterkit.capacity.preset_plan import PresetPlan, gibibytes, plan_lines, plan_preset
+from clusterkit.capacity.rows import largest_micro_batch
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.capacity.shapes import SHAPES, shape_named, shape_of
 from clusterkit.common.finding import Level
@@ -133,6 +134,23 @@ def test_adapters_have_the_state_and_the_base_is_the_reference() -> None:
     assert waiting_usage(config, shape, Layout(1)) == 12 * adapters + 2 * 7_615_616_512
     assert disk_usage(config, shape, 5).parts["recover"] == 2 * 12 * adapters
     assert disk_usage(config, shape, 5).parts["checkpoints"] == 5 * (2 * 7_615_616_512 + 4 * adapters)
+
+
+def test_hosts_have_room_for_what_ranks_put_away_and_for_copies_of_checkpoints() -> None:
+    config, shape = resolve("7B_n4", "memagent").config, SHAPES["qwen2.5-7b-instruct"]
+    weights = 7_615_616_512
+    assert sum(host_usage(config, shape, Layout(32)).parts.values()) == (12 + 12 + 2) * weights * 8 // 32
+    assert host_usage(config, shape, Layout(4)).total == (12 + 12 + 2) * weights
+    waits = resolve("7B_n4", "memagent", ["checkpoint.async_recover=false", "train.offload=false"]).config
+    assert host_usage(waits, shape, Layout(32)).total == 0
+    moved = waits.model_copy(update={"model": waits.model.model_copy(update={"gradient_checkpointing": "offloaded"})})
+    each = 2 * largest_micro_batch(moved) * 3584 * 28
+    assert host_usage(moved, shape, Layout(32)).total == 8 * each
+    adapted = resolve("7B_n4", "memagent", ["model.lora.rank=32", "train.offload=false"]).config
+    adapters = shape.adapter_parameters(adapted.model.lora)
+    assert host_usage(adapted, shape, Layout(8)).total == 12 * adapters + 2 * 2 * weights
+    plan = plan_preset("7B_n4", "memagent", ["n_nodes=4"])
+    assert any("a host that trains keeps 46.1 GiB in its own memory" in finding.message for finding in plan.findings)
 
 
 def test_adapters_are_proposed_where_all_weights_do_not_fit() -> None:
