@@ -287,7 +287,7 @@ _VERL: dict[str, Alias] = {  # verl's configuration, as MemAgent's scripts use i
     "reward_model.overlong_buffer.penalty_factor": Renamed(("algorithm.overlong_penalty",)),
     "reward_model.reward_manager": Unneeded("an answer is scored in the process that sampled it"),
     "actor_rollout_ref.model.path": Renamed(("model.path",)),
-    "actor_rollout_ref.model.lora_rank": Renamed(("model.lora.rank",)),
+    "actor_rollout_ref.model.lora_rank": Renamed(("model.lora.rank",), beside={"model.lora.alpha": "16"}),
     "actor_rollout_ref.model.lora_alpha": Renamed(("model.lora.alpha",)),
     "actor_rollout_ref.model.target_modules": Renamed(("model.lora.targets",)),
     "actor_rollout_ref.model.use_remove_padding": Unneeded("rows are packed without padding", ("true",)),

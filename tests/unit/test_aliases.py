@@ -33,6 +33,7 @@ def test_every_alias_leads_to_a_setting_and_hides_none() -> None:
     [
         ("actor.path=/m", {"model.path": "/m"}),
         ("dataset.train_bs_n_seqs=512", {"rollout.batch_size": 512}),
+        ("actor_rollout_ref.model.lora_rank=8", {"model.lora.rank": 8, "model.lora.alpha": 16.0}),
         ("actor_rollout_ref.model.target_modules=all-linear", {"model.lora.targets": ["all-linear"]}),
         ("actor.use_lora=true", {"model.lora.rank": 32, "model.lora.alpha": 16.0}),
         ("actor.use_lora=false", {"model.lora.rank": 0}),
