@@ -32,7 +32,7 @@ clusterkit serve judge --model-path /models/judge --gpus 3
     "list",
     examples="""
 clusterkit serve list
-clusterkit serve list --judges --trial run2 --json
+clusterkit serve list memalpha/run2 --judges --json
 """,
 )
 @takes_hosts
@@ -86,7 +86,7 @@ def add(
 @app.command(
     examples="""
 clusterkit serve stop server-1
-clusterkit serve stop --judges --trial run2
+clusterkit serve stop memalpha/run2 --judges
 """
 )
 @takes_hosts
@@ -95,7 +95,11 @@ def stop(
     *,
     hosts: HostOptions,
     run: RunOptions,
-    names: list[str] = typer.Argument(None, help="Servers to end; without names all of the run."),  # noqa: B008
+    names: list[str] = typer.Argument(  # noqa: B008
+        None,
+        metavar="EXPERIMENT/TRIAL|SERVER",
+        help="The run, in one word, and servers to end; without these all of the run.",
+    ),
     judges: bool = _JUDGES,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -104,6 +108,8 @@ def stop(
     Of the run that was started last, on this machine or on the current cluster; --here and --cluster NAME say which.
     Only your own runs, unless --user names somebody else.
     """
+    if names and "/" in names[0]:  # no server has such a name
+        run, names = replace(run, name=names[0]), names[1:]
     if judges:
         if names:
             raise UserError("the judge servers of a run are ended together: leave the names out")

@@ -167,7 +167,7 @@ def test_that_there_is_no_run_has_one_exit_code(
     "words",
     [
         *("status", "logs", "stop", "diagnose", "report --out -", "trace", "recover check"),
-        *("alerts --once --command true", "serve list", "serve add"),
+        *("alerts --once --command true", "serve list", "serve add", "serve stop"),
     ],
 )
 def test_a_run_is_named_in_one_word(

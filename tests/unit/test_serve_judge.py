@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from clusterkit.cli.actions.serve import _print_next
 from clusterkit.cli.judgeoptions import JudgeOptions
+from clusterkit.cli.runoptions import RunOptions
 from clusterkit.cli.serve import app
 from trainer.engines.dialects import make_dialect
 from trainer.engines.options import ServerOptions
@@ -102,6 +104,13 @@ def test_a_server_that_cannot_start_is_told_listed_and_cleared(tmp_path: Path) -
     assert "was given no GPU" in one["reason"]
     assert CliRunner().invoke(app, ["judge", *where, "--stop"]).stdout == "ended: judge-0\n"
     assert CliRunner().invoke(app, ["judge", *where, "--list"]).stdout == "the run has no judge servers\n"
+
+
+def test_what_is_printed_after_a_server_was_added_names_the_run_in_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_next(RunOptions(name="mine/run 2"), "--cluster lab", "server-1")
+    said = capsys.readouterr().err
+    assert "clusterkit serve list 'mine/run 2' --cluster lab\n" in said
+    assert "clusterkit serve stop 'mine/run 2' server-1 --cluster lab\n" in said
 
 
 def test_a_second_model_beside_one_that_serves_is_refused(tmp_path: Path) -> None:

@@ -77,12 +77,16 @@ def stop(run: RunOptions, hosts: HostOptions, names: list[str], *, as_json: bool
 
 def _print_next(run: RunOptions, place: str, name: str = "NAME") -> None:
     """Print what may come after a server was added. place: the option that names where it is."""
-    typed = [("--fileroot", run.fileroot), ("--experiment", run.experiment), ("--trial", run.trial)]
-    named = " ".join([place, *(f"{option} {shlex.quote(value)}" for option, value in typed if value)]).strip()
-    output.note(
-        f"Next:\n  all servers  {f'clusterkit serve list {named}'.rstrip()}\n"
-        f"  end it       {f'clusterkit serve stop {name} {named}'.rstrip()}"
-    )
+    both = run.experiment and run.trial
+    word = shlex.quote(f"{run.experiment}/{run.trial}") if both else ""
+    options = [("--experiment", run.experiment), ("--trial", run.trial)] if not both else []
+    options += [("--fileroot", run.fileroot)]
+    more = [place, *(f"{option} {shlex.quote(value)}" for option, value in options if value)]
+
+    def command(*words: str) -> str:
+        return " ".join(filter(None, ("clusterkit serve", *words, *more)))
+
+    output.note(f"Next:\n  all servers  {command('list', word)}\n  end it       {command('stop', word, name)}")
 
 
 def _find(run: RunOptions, hosts: HostOptions) -> tuple[Place, RunSelector]:

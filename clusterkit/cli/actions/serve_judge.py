@@ -124,7 +124,7 @@ def _start_remote(cluster: RayBackend, request: JudgeRequest, preset: str, expec
     name = request.model.rstrip("/").rpartition("/")[2]
     place = ["--cluster", cluster.cluster.name]
     _print_train_command(request, name, preset, expected_model, place)
-    names = ["--judges", "--experiment", request.experiment, "--trial", request.trial, *place]
+    names = [f"{request.experiment}/{request.trial}", "--judges", *place]
     output.note(f"  all of them  {shlex.join(['clusterkit', 'serve', 'list', *names])}")
     output.note(f"  end them     {shlex.join(['clusterkit', 'serve', 'stop', *names])}")
 
