@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WARMUP_LINE_SECONDS = 10.0
+SHOWN_EVALUATIONS = 4
+"""The first, which is made before training, and the newest ones."""
 
 
 class Progress(Protocol):
@@ -117,11 +119,10 @@ def live_lines(history: History, now: float) -> list[str]:
         for name in ("task_reward", "loss")
         if (values := history.stat(name))
     ]
-    heldout = [
-        measured_text(record).removeprefix("accuracy ") for record in history.evals if record.get("name") == "heldout"
-    ]
-    if heldout:
-        lines.append(f"held-out     {' → '.join(heldout[-5:])}")
+    if measured := history.held_out:
+        shown = measured if len(measured) <= SHOWN_EVALUATIONS else [measured[0], *measured[1 - SHOWN_EVALUATIONS :]]
+        told = [f"step {one.get('global_step', '?')} {measured_text(one).removeprefix('accuracy ')}" for one in shown]
+        lines.append(f"held-out     {' → '.join(told)}")
     speed = f"{count(number(last, 'tokens_per_s'))} tokens/s, {duration(history.step_time())} a step"
     split = shares(history.time_split())
     lines.append(f"speed        {speed}{': ' + split if split else ''}")

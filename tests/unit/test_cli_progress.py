@@ -92,6 +92,18 @@ def test_beside_its_bar_the_warm_up_says_nothing_twice(phase: str) -> None:
     assert "…" not in shown
 
 
+def test_held_out_accuracy_is_told_from_before_the_first_step_on() -> None:
+    """Where the first evaluation between steps was late, both ends were 100 %."""
+    history = History([{"kind": "attempt", "total_steps": 60}])
+    for name, step, accuracy, chunks in (("before", 0, 0.375, 0), ("before", 0, 0.1, 8), ("heldout", 20, 1.0, 0)):
+        history.add({"kind": "eval", "name": name, "global_step": step, "accuracy": accuracy, "chunks": chunks})
+    history.add({"kind": "step", "global_step": 20, "stats": {}})
+    assert "held-out     step 0 37.5% → step 20 100.0%" in live_lines(history, 0.0)
+    for step in (30, 40, 50):
+        history.add({"kind": "eval", "name": "heldout", "global_step": step, "accuracy": step / 100})
+    assert "held-out     step 0 37.5% → step 30 30.0% → step 40 40.0% → step 50 50.0%" in live_lines(history, 0.0)
+
+
 def test_the_live_display_shows_reward_speed_time_and_checkpoint(tmp_path: Path) -> None:
     history = History()
     assert "loading" in live_lines(history, 0.0)[0]
