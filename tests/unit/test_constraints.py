@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -47,3 +48,19 @@ def test_written_from_an_environment(tmp_path: Path) -> None:
     assert pins["pytest"]
     assert "clusterkit" not in pins
     assert all(Version(version).local is None for version in pins.values())
+
+
+def test_what_the_oldest_python_cannot_have_is_refused(tmp_path: Path) -> None:
+    facts = tmp_path / "late-1.2.dist-info" / "METADATA"
+    facts.parent.mkdir()
+    facts.write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.2\nRequires-Python: >=3.11.5\n")
+    script, file = REPOSITORY / "scripts" / "constraints.py", tmp_path / "constraints.txt"
+    done = subprocess.run(
+        [sys.executable, script, file], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "Python 3.11 cannot have these:\n  late==1.2 needs Python >=3.11.5\n" in done.stderr
+    assert "pip install 'late<1.2'" in done.stderr
+    assert not file.exists()
