@@ -22,6 +22,7 @@ from clusterkit.evaluate.request import (
     run_by_place,
     run_of,
     run_settings,
+    unknown_training,
 )
 from clusterkit.provision.assets.model import NodeAsset, Origin, asset_of
 from clusterkit.provision.steps.step import Refused
@@ -82,6 +83,8 @@ async def remote_request(
         model, settings = await _model(head, arguments, stager)
     if arguments.preset:
         settings = run_settings(model, arguments.preset)
+    if note := unknown_training(settings, arguments):
+        say(note)
     names = []
     for name in arguments.data_names or default_names(settings):
         if name.startswith(f"{head.cluster.storage}/"):
@@ -157,7 +160,10 @@ async def _own_data(name: str, settings: RunConfig | None, stager: InputStager) 
         return True
     place = Path(task.path).expanduser()
     if name == "math" and isinstance(task, MathConfig) and place.exists():
-        task.path, task.dataset = await stager.file(place / task.dataset if task.dataset else place), ""
+        task.path, task.dataset = (
+            await stager.file(place / task.dataset if task.dataset and place.is_dir() else place),
+            "",
+        )
         return True
     stager.own = place
     return False

@@ -69,5 +69,14 @@ def _values(words: Sequence[str], name: str) -> Iterator[str]:
 
 
 def _bare(arguments: Sequence[str]) -> list[str]:
-    """The words with settings as KEY=VALUE, those that were typed as --set KEY=VALUE, too."""
-    return [item.removeprefix("--set=") for item in arguments if item != "--set"]
+    """The words with settings as KEY=VALUE, those that were typed as --set KEY=VALUE, too; the last of each key."""
+    words = [item.removeprefix("--set=") for item in arguments if item != "--set"]
+    keys = ["" if before.startswith("-") else _key(word) for before, word in zip(["", *words], words, strict=False)]
+    last = {key: place for place, key in enumerate(keys)}
+    return [word for place, (word, key) in enumerate(zip(words, keys, strict=True)) if not key or last[key] == place]
+
+
+def _key(word: str) -> str:
+    """The key of a setting; empty for another word."""
+    key, equals, _ = word.partition("=")
+    return key if equals and not key.startswith("-") else ""

@@ -160,6 +160,11 @@ def test_a_preset_gives_the_agent_of_a_checkpoint_from_elsewhere(tmp_path: Path)
     config = EvalConfig.model_validate(json.loads(done.stdout))
     assert (config.agent.chunk_tokens, config.agent.max_memory_tokens) == (512, 32)
     assert not (tmp_path / "eval").exists()
+    assert "nothing here says" not in done.stderr
+    unknown = clusterkit("eval", *words[:2], *words[4:], "--dry-run", cwd=tmp_path)
+    assert "documents are read with MemAgent's settings (agent.template=memagent, agent.chunk_tokens=5000)" in (
+        unknown.stderr
+    )
     with pytest.raises(UserError, match="chunk_tokens=0"):
         make_request({"model_path": "m", "output_path": "o", "data_names": ["recall"]}, None, ["agent.chunk_tokens=0"])
 

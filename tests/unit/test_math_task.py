@@ -14,9 +14,11 @@ from realparts import data_is_missing
 
 from trainer.agents.single_turn import SingleTurn
 from trainer.config import RunConfig
+from trainer.config_tasks import MathConfig
 from trainer.errors import UserError
 from trainer.rewards.make import make_reward
 from trainer.tasks import leave_out_misfits, make_source
+from trainer.tasks.math import problems_file
 from trainer.types import Completion, Task, Trajectory
 
 REPOSITORY = Path(__file__).parents[2]
@@ -69,6 +71,12 @@ def test_data_that_is_not_there_is_looked_for_and_named(tmp_path: Path) -> None:
         make_source(run({"path": "inclusionAI/Nothing", "dataset": "boba.jsonl"}))
     with pytest.raises(UserError, match=r"task\.dataset=FILE"):
         make_source(run({"path": str(tmp_path)}))
+
+
+def test_a_file_of_ones_own_takes_the_place_of_the_presets(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("{}\n")
+    assert problems_file(MathConfig(path=str(file), dataset="data/boba.jsonl")) == file
 
 
 def agent(limit: int) -> SingleTurn:

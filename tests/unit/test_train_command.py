@@ -42,6 +42,8 @@ def test_what_to_type_next_is_a_command_a_shell_understands() -> None:
     assert further_command(typed, "run3", 60) == (
         "clusterkit train --preset tiny 'task.path=/my data' trial_name=run3 train.total_steps=60"
     )
+    twice = ["train", "seed=1", "--sweep", "seed=1,2", "--sweep", "seed=3,4", "--set=seed=2", "user=seed=1", "seed=3"]
+    assert again_command(twice) == "clusterkit train --sweep seed=1,2 --sweep seed=3,4 user=seed=1 seed=3"
     assert again_command(["train", "--set=seed=2", "--set", "recover_mode=disabled"]) == "clusterkit train seed=2"
     assert (
         further_command(["train", "--set=trial_name=a"], "a", 9) == "clusterkit train trial_name=a train.total_steps=9"

@@ -61,7 +61,7 @@ class Math(RowSource[Task]):
 
 
 def problems_file(config: ProblemsConfig) -> Path:
-    """Where the problems are: `task.dataset` within `task.path`, which is a folder or the name of a data set.
+    """Where the problems are: `task.path`, or `task.dataset` within it, where it is a folder or a data set's name.
 
     Raises:
         UserError: the settings do not say, or nothing is there.
@@ -69,6 +69,8 @@ def problems_file(config: ProblemsConfig) -> Path:
     if not config.path:
         raise UserError("task.path is empty: name a JSON-lines file of problems, or the folder of task.dataset")
     path = Path(config.path).expanduser()
+    if path.is_file():  # of one's own, in place of the preset's folder and file
+        return path
     places = [path, SHARED_DATASETS / config.path, SHARED_DATASETS / config.path.rpartition("/")[2]]
     files = [place / config.dataset if config.dataset else place for place in places]
     for file in files:
