@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import coin
@@ -107,12 +108,17 @@ def test_a_server_is_added_to_the_run_and_used(trial: Trial, environment: dict[s
     assert (added.returncode, added.stdout) == (0, "server-1 is starting\n"), added.stderr
     wait_for(lambda: [one.state for one in registered(trial)] == ["ready", "ready"], START_SECONDS)
     assert len({httpx.URL(one.url).host for one in registered(trial)}) == len(NODES)
+    first = registered(trial)[0]
+    registry.write(registry.folder_of(trial.paths.logs), replace(first, base="of another model"))
     train(trial, environment, 7)
     assert "engine server server-1 joins" in trial.log()
+    again = registered(trial)[0]
+    assert (again.pid != first.pid, again.base) == (True, first.base), "it was to be started anew"
 
 
 PLACED = """
 import json, sys
+from dataclasses import replace
 from pathlib import Path
 import ray
 from trainer.config import RunConfig
