@@ -72,7 +72,7 @@ class Server:
     """One server. version: of the weights it holds; -1: unknown. problem: why it gets no requests (empty: it does).
 
     role: what it is to the user, in words. doubtful: its weights may be of two versions, whatever it says. idle: after
-    so many seconds it closes an idle connection.
+    so many seconds it closes an idle connection. chosen: number of the pool's choice that it was last.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Server:
     role: str = "engine server"
     doubtful: bool = False
     idle: float = IDLE_OF_SERVERS_S
+    chosen: int = 0
 
     def discard(self, problem: str) -> None:
         """Send it no more requests; the first reason is the one that is kept."""
@@ -108,6 +109,7 @@ class ServerPool:
         self.patience = 0.0
         """Seconds that a request waits for them before it fails; 0: it fails at once."""
         self._homes: OrderedDict[str, Server] = OrderedDict()
+        self._choices = 0
         self._told_short = False
         self.redispatched = 0
         self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
@@ -132,7 +134,9 @@ class ServerPool:
     def choose(self, key: str, avoid: Server | None = None) -> Server:
         """The server for a key: always the same one while it is there, so that a group shares one cache.
 
-        A new key, and one whose server has gone, goes to the least busy server; so does a request without a key.
+        A new key, and one whose server has gone, goes to the least busy server; so does a request without a key. Of
+        equals it is the one that was chosen longest ago: a server that has just read a group's prefix has nothing to do
+        for a moment, and its group all before it.
 
         Raises:
             EngineGoneError: none is in use; the message says what became of each.
@@ -144,7 +148,9 @@ class ServerPool:
         servers = [s for s in self.usable() if s is not avoid] or self.usable()
         if not servers:
             raise EngineGoneError(f"no inference server is left ({self.fates()}). Start the run again to go on")
-        server = min(servers, key=lambda s: (s.in_flight, s.name))
+        server = min(servers, key=lambda s: (s.in_flight, s.chosen, s.name))
+        self._choices += 1
+        server.chosen = self._choices
         if key:
             self._homes[key] = server
             while len(self._homes) > KEYS_KEPT:
