@@ -51,7 +51,10 @@ def world(count: int = 60) -> list[dict[str, Any]]:
             "question": f"In which country was person number {n} born?",
             "answer": "yes" if n % 10 == 0 else f"Countryland {n}",
             "context": [
-                [f"Person Name{n}", [f"Person Name{n} is a painter who was born in Town Place{n}.", " He paints."]],
+                [
+                    f"Person Name{n}",
+                    [f"Person Name{n} (born {1900 + n}) is a painter who was born in Town Place{n}.", " He paints."],
+                ],
                 [
                     f"Town Place{n}",
                     [f"Town Place{n} is a small town which lies in Countryland {n}.", founded.format(n, 1500 + n)],
@@ -120,12 +123,14 @@ def test_half_of_the_questions_ask_with_a_question_word_in_place_of_a_blank() ->
 
 def test_people_and_things_are_compared_by_what_their_first_sentences_say() -> None:
     texts = {
-        "Ada Holm": "Ada Holm (born 4 May 1950) is a Swedish painter who lives in Umea.",
-        "Bo Krag": "Bo Krag (12 June 1911 \u2013 3 July 1980) was a Danish writer.",
-        "Cai Lund": "Cai Lund (born May 9, 1961) is a Swedish actor.",
+        "Ada Holm": "Ada Holm (born 4 May 1950) is a Swedish painter. She lives in Umea.",
+        "Bo Krag": "Bo Krag (12 June 1911 \u2013 3 July 1980) was a Danish writer. His novels are long.",
+        "Cai Lund": "Cai Lund (born May 9, 1961) is a Swedish actor. He is tall.",
+        "Dry Wells": "Dry Wells (1975) is a Swedish novel. It has no end.",
         "Dovre Works": "Dovre Works is a steel mill in Norway.",
         "Elm Mill": "Elm Mill was a steel mill in Wales.",
         "Fir Hall": "Fir Hall is a country house in Kent.",
+        "Gull Rock": "Gull Rock is a country estate and steel mill in Kent.",
     }
     documents = [document(title, text) for title, text in texts.items()]
     made = [one for seed in range(40) for one in Maker(documents, seed).questions(9) if one.kind == "comparison"]
@@ -135,11 +140,14 @@ def test_people_and_things_are_compared_by_what_their_first_sentences_say() -> N
     assert found["Who is older, Cai Lund or Ada Holm?"] == "Ada Holm"
     assert found["Are Ada Holm and Cai Lund of the same nationality?"] == "yes"
     assert found["Were Bo Krag and Cai Lund both from the same country?"] == "no"
-    assert found["Are Dovre Works and Elm Mill both a steel mill?"] == "yes"
-    assert found["Which is a country house, Fir Hall or Elm Mill?"] == "Fir Hall"
+    assert found["Are Fir Hall and Dovre Works both a steel mill?"] == "no"
+    assert found["Which is a country house, Fir Hall or Dovre Works?"] == "Fir Hall"
     for one in made:
-        assert [name for name in texts if name in one.question] == sorted(d.title for d in one.documents)
-        assert one.evidence == tuple(d.text for d in one.documents)
+        assert {name for name in texts if name in one.question} == {d.title for d in one.documents}
+        assert all(d.text.startswith(sentence) for d, sentence in zip(one.documents, one.evidence, strict=True))
+    assert not any("Dry Wells" in question and ("born" in question or "older" in question) for question in found)
+    assert not any("mill" in question and "Mill" in answer for question, answer in found.items())  # its name tells it
+    assert "no" not in {a for q, a in found.items() if "Gull Rock" in q and "steel mill" in q}  # it is both
 
 
 def test_a_chain_asks_for_what_only_the_second_document_says_and_names_it_by_the_first() -> None:

@@ -29,10 +29,15 @@ def question_word(text: str, answer: str, blank: str, about: str = "") -> str:
     if answer[:1].isdigit():
         return "what year" if _YEAR.fullmatch(answer) else "how many"
     if about:
-        return "who" if _SOMEBODY.search(about) and " " in answer else "what"
+        return "who" if is_about_somebody(about) and " " in answer else "what"
     if before and before[0] in _BEFORE_PEOPLE:
         return "who"
     return "what place" if before and before[0] in _BEFORE_PLACES else "what"
+
+
+def is_about_somebody(text: str) -> bool:
+    """Whether a document seems to be about a person."""
+    return _SOMEBODY.search(text) is not None
 
 
 def asked(text: str, blank: str, word: str) -> str:

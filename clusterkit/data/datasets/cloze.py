@@ -172,10 +172,11 @@ class Maker:
             question = rng.choice(_CHAINED).format(first=masked, cue=cue)
             blanked = fact.replace(f"{cue} {answer}", f"{cue} {BLANK}", 1)
             word = question_word(blanked, answer, BLANK)
-            if rng.random() < 0.5 and (
-                natural := chained(named(masked, self.names[number]), clip(blanked), BLANK, word, name)
-            ):
+            subject = named(masked, self.names[number])
+            if rng.random() < 0.5 and (natural := chained(subject, clip(blanked), BLANK, word, name)):
                 question = natural
+            if has_words(question, answer):
+                continue
             yield Made(CHAIN, question, answer, (first, second), (sentence, fact))
 
     def _compared(self, number: int, rng: random.Random) -> Iterator[Made]:

@@ -1,6 +1,7 @@
 """Questions that compare two documents by what their first sentences say: who was born first, are both of one country.
 
-Only documents are compared that say the same kind of thing; both must be read.
+People are compared by years and nationality, other things by what they are. Where the answer is a title, the other
+title could be it as well, and nothing in the titles tells which it is.
 """
 
 from __future__ import annotations
@@ -9,24 +10,33 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
+from clusterkit.data.datasets.asking import is_about_somebody
 from trainer.tasks.hotpotqa_data import Document
 
-_BORN = re.compile(r"\((?:[^()]*; )?(?:born )?(?:\w+ \d{1,2}, |\d{1,2} \w+ )?(\d{4})(?:\)| *[-\u2013] )")
+_DAY = r"(?:\w+ \d{1,2}, |\d{1,2} \w+ )?"
+_BORN = re.compile(rf"\((?:[^()]*[;,] )?(?:born {_DAY}(\d{{4}})\)|{_DAY}(\d{{4}}) *[-\u2013] *{_DAY}\d{{4}}\))")
 _CLASS = re.compile(
     r" (?:is|was|are|were) (?:an?|the) (?:former |retired |late )?((?:[A-Za-z][\w-]* ){0,3}?[a-z][a-z-]+)"
     r"(?= (?:who|that|which|in|of|from|by|for|based|located|best|known|written|directed|and|created|published)\b|[,.])"
 )
 _LEFT_OUT = re.compile(r"^(?:first|second|third|fourth|fifth|sixth|debut|self-titled) | [a-z]+ed$")
-_NATION = re.compile(r"([A-Z][a-z]+(?:an|sh|ese|ch|ian|ish|ek|ss))\b")
+_VAGUE = frozenset("first second third one member part type form kind name group series synthetic set list".split())
+_NATIONS = frozenset(
+    "American Argentine Australian Austrian Belgian Brazilian Bulgarian Canadian Chilean Chinese Colombian Croatian "
+    "Cuban Czech Danish Dutch Egyptian Finnish French German Greek Hungarian Icelandic Indian Indonesian Iranian Irish "
+    "Israeli Italian Jamaican Japanese Kenyan Korean Malaysian Mexican Nigerian Norwegian Pakistani Peruvian Polish "
+    "Portuguese Romanian Russian Serbian Spanish Swedish Swiss Turkish Ukrainian Venezuelan Vietnamese".split()
+)
+_SOUNDS_LIKE_YOU = ("uni", "use", "eu", "one-")
 _ORDERS = ("Who was born first, {} or {}?", "Who is older, {} or {}?")
-_NATIONS = ("Are {} and {} of the same nationality?", "Were {} and {} both from the same country?")
+_SAME_NATION = ("Are {} and {} of the same nationality?", "Were {} and {} both from the same country?")
 
 
 class Comparisons:
     """Finds partners for documents. `first`: the first sentence of each document."""
 
     def __init__(self, documents: Sequence[Document], names: Sequence[str], first: Sequence[str]) -> None:
-        self.names = names
+        self.names, self._first = names, [sentence.lower() for sentence in first]
         self._born: dict[int, int] = {}
         self._class: dict[int, str] = {}
         self._nation: dict[int, str] = {}
@@ -37,16 +47,19 @@ class Comparisons:
             if (found := _CLASS.search(head[2])) is None:
                 continue
             kind = _LEFT_OUT.sub("", found[1])
-            nation = _NATION.match(kind)
-            self._class[number] = kind[nation.end() :].strip() if nation else kind
-            if born := _BORN.match(head[2].strip()):
-                self._born[number] = int(born[1])
-                if nation:
-                    self._nation[number] = nation[1]
+            nation, _, rest = kind.partition(" ")
+            if nation in _NATIONS and rest:
+                kind = rest
+            if is_about_somebody(document.text):
+                if born := _BORN.match(head[2].strip()):
+                    self._born[number] = int(born[1] or born[2])
+                    if nation in _NATIONS:
+                        self._nation[number] = nation
+            elif kind.split()[-1] not in _VAGUE and kind.split()[-1] not in names[number].lower():
+                self._class[number] = kind
         self._things: dict[str, list[int]] = {}
         for number, kind in self._class.items():
-            if number not in self._born:
-                self._things.setdefault(kind, []).append(number)
+            self._things.setdefault(kind, []).append(number)
         self._people, self._of_nations = sorted(self._born), sorted(self._nation)
         self._all_things = sorted(number for ones in self._things.values() for number in ones)
 
@@ -62,19 +75,23 @@ class Comparisons:
             same = rng.random() < 0.5
             ones = [one for one in self._of_nations if (self._nation[one] == self._nation[number]) == same]
             if (other := _other(rng, ones, number)) is not None:
-                yield self._asked(rng.choice(_NATIONS), number, other, rng), "yes" if same else "no", other
-        if number not in self._born and number in self._class and rng.random() < 0.5:
-            kind = self._class[number]
-            article = "an" if kind[:1].lower() in "aeiou" else "a"
-            same = rng.random() < 0.5 and len(self._things[kind]) > 1
-            other = _other(rng, self._things[kind] if same else self._all_things, number)
-            if other is None or (not same and (kind in self._class[other] or self._class[other] in kind)):
-                return
-            if not same and rng.random() < 0.7:
-                yield self._asked(f"Which is {article} {kind}, {{}} or {{}}?", number, other, rng), name, other
-            else:
-                answer = "yes" if same else "no"
-                yield self._asked(f"Are {{}} and {{}} both {article} {kind}?", number, other, rng), answer, other
+                yield self._asked(rng.choice(_SAME_NATION), number, other, rng), "yes" if same else "no", other
+        if number in self._class and rng.random() < 0.5:
+            yield from self._by_kind(number, rng)
+
+    def _by_kind(self, number: int, rng: random.Random) -> Iterator[tuple[str, str, int]]:
+        kind = self._class[number]
+        same = rng.random() < 0.5 and len(self._things[kind]) > 1
+        other = _other(rng, self._things[kind] if same else self._all_things, number)
+        noun = kind.split()[-1]
+        if other is None or noun in self.names[other].lower() or (not same and noun in self._first[other]):
+            return
+        article = "an" if kind[0].lower() in "aeiou" and not kind.lower().startswith(_SOUNDS_LIKE_YOU) else "a"
+        if not same and rng.random() < 0.7:
+            question, answer = f"Which is {article} {kind}, {{}} or {{}}?", self.names[number]
+        else:
+            question, answer = f"Are {{}} and {{}} both {article} {kind}?", "yes" if same else "no"
+        yield self._asked(question, number, other, rng), answer, other
 
     def _asked(self, form: str, number: int, other: int, rng: random.Random) -> str:
         pair = [self.names[number], self.names[other]]

@@ -234,6 +234,8 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
             row["context"] = render(documents)
         titles = [document.title for document in question.gold]
         row["evidence"] = [list(pair) for pair in zip(titles, item.evidence, strict=True)]
+        if MIXES[kind] == "final":  # a memory has them in the order of the sections: their places tell nothing
+            rng.shuffle(row["evidence"])
         row["answer"] = f"\\boxed{{{question.answers[0]}}}"
         return row
 
