@@ -1,4 +1,4 @@
-"""What two ranks run whose layers are sharded in every way: FSDP, tensor parallel, float32 and bfloat16."""
+"""What ranks run whose layers are sharded in every way: FSDP, replicas, tensor parallel, float32 and bfloat16."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from builders import learner, parameters, sampled_rows, sharpen, small_config
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.checkpoint.background import BackgroundWriter
+from trainer.checkpoint.export import parameter_digest
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.train import attention, chunks
-from trainer.train.distributed import World, join_world, leave_world
+from trainer.train.distributed import World, join_world, leave_world, local_part
 from trainer.train.parity import require_parity
 from trainer.types import Row
 
@@ -23,11 +24,14 @@ SETTINGS = (
     "train.max_tokens_per_mb=64",
 )  # fmt: skip
 
-# name -> (ranks that share a layer, dtype of the forward passes)
-WORLDS: dict[str, tuple[int, torch.dtype]] = {
-    "tensor parallel": (2, torch.float32),
-    "data parallel, bfloat16": (1, torch.bfloat16),
+# name -> (ranks that share a layer, data parallel ranks of a replica, 0 for all, dtype of the forward passes)
+WORLDS: dict[str, tuple[int, int, torch.dtype]] = {
+    "tensor parallel": (2, 0, torch.float32),
+    "data parallel, bfloat16": (1, 0, torch.bfloat16),
+    "whole replicas": (1, 1, torch.float32),
 }
+# By number of ranks: replica x data (x tensor), each of two.
+REPLICAS = {4: (1, 2, torch.float32), 8: (2, 2, torch.float32)}
 
 
 @torch.no_grad()
@@ -68,6 +72,7 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     # One rank alone computes layers whole, those that share them by pieces (`main`).
     settings = (*SETTINGS, *(("model.gradient_checkpointing=chunked",) if world.size > 1 else ()))
     one = learner(lm, small_config(*settings), world)
+    one._sync_once = world.replicas == 1  # else as on a GPU that has no room for whole gradients
     writer, records = BackgroundWriter(), list[dict[str, Any]]()
     store = RecoverStore(folder, writer)
     parity = require_parity(one, 80, lm.config.vocab_size)  # and the steps stay those of one rank
@@ -87,7 +92,8 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     RecoverStore(folder).load(again, slot)
     again.step(rows[2])
     found = {"resumed": parameters(again), "stats": stats, "parameters": parameters(one), "lengths": lengths}
-    return found | {"parity": parity}
+    own = {name: local_part(parameter).detach() for name, parameter in one.policy.named_parameters()}
+    return found | {"parity": parity, "own": own, "digest": parameter_digest(one)}
 
 
 def main(rank: int, size: int, folder: Path) -> None:
@@ -95,8 +101,10 @@ def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     chunks.CHUNK = 16
     found = {}
-    for number, (name, (tensor, dtype)) in enumerate(WORLDS.items()):
-        world = join_world(rank, size, f"file://{folder}/rendezvous{number}", dtype=dtype, tensor=tensor)
+    worlds = WORLDS if size == 2 else {"replicas": REPLICAS[size]}
+    for number, (name, (tensor, shard, dtype)) in enumerate(worlds.items()):
+        meeting = f"file://{folder}/rendezvous{number}"
+        world = join_world(rank, size, meeting, dtype=dtype, tensor=tensor, shard=shard)
         found[name] = run(dataclasses.replace(world), folder / name)
         leave_world(world)
     torch.save(found, folder / f"rank{rank}.pt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from clusterkit.capacity import timing
 from clusterkit.capacity.memory import (
     GIB,
+    RELEASED,
     ROOM,
     cache_of,
     disk_usage,
@@ -36,8 +37,6 @@ FULL_JUDGE = 0.7
 """A judge whose weights take a larger share of a GPU can answer few requests at a time."""
 USUAL_RANK = 32
 """Rank of the adapters that are proposed where training all weights does not fit."""
-RELEASED = 2 * GIB
-"""Bytes that an engine keeps while training uses its GPU."""
 
 
 def context_window(config: RunConfig, shape: ModelShape | None) -> int:
@@ -330,7 +329,8 @@ def _undivided(shape: ModelShape, part: Part) -> str:
 
 def _degrees(layout: Layout) -> str:
     pairs = {"d": layout.data, "t": layout.tensor, "p": layout.pipeline, "c": layout.context}
-    return " x ".join(f"{letter}{degree}" for letter, degree in pairs.items() if degree > 1 or letter == "d")
+    text = " x ".join(f"{letter}{degree}" for letter, degree in pairs.items() if degree > 1 or letter == "d")
+    return f"{text} in {layout.data // layout.shard} replicas" if layout.shard else text
 
 
 def _count(number: int, noun: str) -> str:

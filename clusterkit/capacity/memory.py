@@ -30,6 +30,8 @@ STATE_BYTES = 16
 RECOVER_BYTES = 12
 """Per parameter in a recover checkpoint: master weight and the two moments."""
 RECOVER_SLOTS = 2
+RELEASED = 2 * GIB
+"""Bytes that an engine keeps while training uses its GPU."""
 FLOAT32 = 4
 """Bytes."""
 KEYS_PER_TOKEN = 4
@@ -71,9 +73,9 @@ class Cache:
 def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
     """Estimate the memory of one FSDP rank while it trains.
 
-    With P parameters, R ranks (all GPUs of the layout; a pipeline is folded into them), b bytes of the compute dtype, n
-    tokens of the largest micro-batch (a row that is longer than train.max_tokens_per_mb is alone in its own), t x c
-    GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
+    With P parameters, R ranks of a replica (all GPUs of the layout, or s t c of them; a pipeline is folded in), b bytes
+    of the compute dtype, n tokens of the largest micro-batch (a row that is longer than train.max_tokens_per_mb is
+    alone in its own), t x c GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
 
         state        16 P / R                      sharded master weights, gradients, Adam's moments, in float32; with
                                                    model.lora of the adapters' parameters alone
@@ -92,7 +94,7 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
         logits       3 x 4 x logprob_chunk x vocabulary   scores, probabilities and gradients in float32
         runtime      4 GiB
     """
-    ranks, width, lora = layout.gpus, _width(config), config.model.lora
+    ranks, width, lora = layout.sharded_over, weight_bytes(config), config.model.lora
     split = layout.tensor * layout.context
     tokens, kind = largest_micro_batch(config), config.model.gradient_checkpointing
     keys = tokens * shape.kv_heads * shape.head_dim // layout.tensor
@@ -133,7 +135,7 @@ def _activations(kind: str, shape: ModelShape, tokens: int) -> int:
 
 def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
     """Return what a rank keeps on its GPU while an engine generates there: weights and moments (12 P / R), or 0."""
-    return 0 if config.train.offload else resting_bytes(config, shape) // layout.gpus
+    return 0 if config.train.offload else resting_bytes(config, shape) // layout.sharded_over
 
 
 def host_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
@@ -144,12 +146,12 @@ def host_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
     checkpoint    b P / R a rank   that of a persistent one; twice where adapters are merged in for it
     inputs        b n h L / (t c) a rank   with offloaded activations: one input per layer (see `training_usage`)
     """
-    here, ranks = min(config.n_gpus_per_node, layout.gpus), layout.gpus
+    here, ranks = min(config.n_gpus_per_node, layout.gpus), layout.sharded_over
     copies = config.checkpoint.async_recover is not False
     merges = bool(config.model.lora.rank) and config.checkpoint.merged
-    kept = (2 if merges else 0 if config.model.lora.rank else 1) * _width(config) * shape.parameters
+    kept = (2 if merges else 0 if config.model.lora.rank else 1) * weight_bytes(config) * shape.parameters
     tokens, split = largest_micro_batch(config), layout.tensor * layout.context
-    inputs = _width(config) * tokens * shape.hidden * shape.layers // split
+    inputs = weight_bytes(config) * tokens * shape.hidden * shape.layers // split
     parts = {
         "offloaded weights and optimizer": resting_bytes(config, shape) if config.train.offload else 0,
         "copy for recover checkpoints": RECOVER_BYTES * trained_parameters(config, shape) if copies else 0,
@@ -194,7 +196,7 @@ def disk_usage(config: RunConfig, shape: ModelShape, saves: int) -> Usage:
     With model.lora recover slots have the adapters alone, and exports them beside the merged model or in place of it.
     """
     adapters = shape.adapter_parameters(config.model.lora)
-    whole = _width(config) * shape.parameters if config.checkpoint.merged or not adapters else 0
+    whole = weight_bytes(config) * shape.parameters if config.checkpoint.merged or not adapters else 0
     return Usage(
         {
             "model": 2 * shape.parameters if config.model.path else 0,
@@ -205,8 +207,9 @@ def disk_usage(config: RunConfig, shape: ModelShape, saves: int) -> Usage:
 
 
 def _base_bytes(config: RunConfig, shape: ModelShape) -> int:
-    return _width(config) * shape.parameters if config.model.lora.rank else 0
+    return weight_bytes(config) * shape.parameters if config.model.lora.rank else 0
 
 
-def _width(config: RunConfig) -> int:
+def weight_bytes(config: RunConfig) -> int:
+    """Return the bytes of a weight while a layer computes."""
     return 2 if config.model.dtype == "bfloat16" else 4

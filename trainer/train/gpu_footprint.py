@@ -38,7 +38,8 @@ class Footprint:
     def of(cls, lm: Any, config: RunConfig, ranks: int, tensor: int = 1, sharded: bool = True) -> Footprint:
         """Of a model, on the meta device or not.
 
-        ranks: of the trainer; tensor: those that share a layer. sharded: the weights are FSDP's (one rank, too).
+        ranks: that a replica is sharded over; tensor: those of them that share a layer. sharded: the weights are FSDP's
+            (one rank, too).
         """
         adapters = sum(p.numel() for n, p in lm.named_parameters() if is_adapter(n))
         whole = sum(p.numel() for p in lm.parameters()) - adapters
@@ -69,7 +70,9 @@ def require_room(lm: Any, config: RunConfig, world: World) -> None:
     """
     if world.device.type == "cuda":
         free, size = torch.cuda.mem_get_info(world.device)
-        footprint = Footprint.of(lm, config, world.size, world.tensor_size, world.mesh is not None)
+        footprint = Footprint.of(
+            lm, config, world.shard_size * world.tensor_size, world.tensor_size, world.mesh is not None
+        )
         problem = room_problem(footprint, free, size, gives_memory_away(config))
         if problem is not None:
             raise problem

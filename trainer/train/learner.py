@@ -197,7 +197,7 @@ class Learner:
                 if (number == 0 or self.world.mesh is None) and abandon():
                     self.optimizer.zero_grad(set_to_none=True)
                     raise StepAbandonedError
-                set_gradient_sync(self.policy, self.world, not self._sync_once or number == len(batches) - 1)
+                set_gradient_sync(self.policy, self.world, number == len(batches) - 1, self._sync_once)
                 batch = self._pack(members)
                 whole = self._whole(members)
                 loss, part, deviation = self._loss(batch)
@@ -206,7 +206,7 @@ class Learner:
                 sums += part
                 worst = torch.maximum(worst, deviation)
                 work += (batch.layout.num_tokens, len(batch.targets), self.flops.squares(batch.layout.spans), *whole)
-            norm = clip_gradients(list(self.policy.parameters()), self.config.train.grad_clip)
+            norm = clip_gradients(list(self.policy.parameters()), self.config.train.grad_clip, self.world)
             finite = bool(torch.isfinite(norm))
             if finite:
                 self.optimizer.step()

@@ -26,6 +26,12 @@ def tensor_degree(config: RunConfig) -> int:
     return mode.training.layout.tensor if mode is not None and mode.training is not None else 1
 
 
+def shard_ranks(config: RunConfig) -> int:
+    """Data parallel ranks that a replica is sharded over: the s of the training part; 0: all, which are one replica."""
+    mode = config.allocation
+    return mode.training.layout.shard if mode is not None and mode.training is not None else 0
+
+
 def check_split(model: Any, ranks: int) -> None:
     """Raise UserError unless that many ranks can share the layers of a model. model: its transformers configuration."""
     if ranks == 1:
