@@ -6,15 +6,18 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from builders import learner, parameters, sampled_rows, sharpen, small_config
+from builders import group_rows, learner, parameters, sampled_rows, sharpen, small_config
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.export import parameter_digest
 from trainer.checkpoint.recover import RecoverStore, RunState
+from trainer.errors import UserError
 from trainer.train import attention, chunks
 from trainer.train.distributed import World, join_world, leave_world, local_part
+from trainer.train.learner import Learner
 from trainer.train.parity import require_parity
 from trainer.types import Row
 
@@ -62,7 +65,10 @@ def model() -> Any:
 
 
 def batches(lm: Any) -> list[list[Row]]:
-    return [sampled_rows(lm, count, lm.config.vocab_size, seed=count) for count in (9, 6, 7)]
+    """The second one has groups of rows that begin alike, and rows of their own."""
+    first, last = (sampled_rows(lm, count, lm.config.vocab_size, seed=count) for count in (9, 7))
+    groups = [(40, [(3, 5), (9, 2), (1, 8)]), (24, [(5, 5), (1, 7)]), (11, [(6, 6)])]
+    return [first, group_rows(lm, groups, 6), last]
 
 
 def run(world: World, folder: Path) -> dict[str, Any]:
@@ -71,8 +77,12 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     rows = batches(lm)
     # One rank alone computes layers whole, those that share them by pieces (`main`).
     settings = (*SETTINGS, *(("model.gradient_checkpointing=chunked",) if world.size > 1 else ()))
+    if world.tensor_size > 1:
+        with pytest.raises(UserError, match="computed again: set"):
+            learner(lm, small_config(*SETTINGS, "train.compile=true", "model.gradient_checkpointing=full"), world)
     one = learner(lm, small_config(*settings), world)
     one._sync_once = world.replicas == 1  # else as on a GPU that has no room for whole gradients
+    seen = watch_tokens(one)
     writer, records = BackgroundWriter(), list[dict[str, Any]]()
     store = RecoverStore(folder, writer)
     parity = require_parity(one, 80, lm.config.vocab_size)  # and the steps stay those of one rank
@@ -93,7 +103,17 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     again.step(rows[2])
     found = {"resumed": parameters(again), "stats": stats, "parameters": parameters(one), "lengths": lengths}
     own = {name: local_part(parameter).detach() for name, parameter in one.policy.named_parameters()}
-    return found | {"parity": parity, "own": own, "digest": parameter_digest(one)}
+    return found | {"parity": parity, "own": own, "digest": parameter_digest(one), "tokens": seen}
+
+
+def watch_tokens(one: Learner) -> list[tuple[int, int]]:
+    """Tokens of each micro-batch, and those of them that a rank has between the layers; filled as it computes."""
+    seen: list[tuple[int, int]] = []
+    model = one.policy.lm.model
+    whole: list[int] = []
+    model.embed_tokens.register_forward_hook(lambda _, ids, __: whole.append(ids[0].shape[1]))
+    model.layers[1].register_forward_pre_hook(lambda _, hidden: seen.append((whole[-1], hidden[0].shape[1])))
+    return seen
 
 
 def main(rank: int, size: int, folder: Path) -> None:

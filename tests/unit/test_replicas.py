@@ -35,6 +35,8 @@ def test_replicas_make_the_steps_of_one_rank_and_stay_equal(tmp_path: Path, size
         twin = told[rank % (size // 2)]["replicas"]  # the same place in the first replica
         assert all(torch.equal(found["own"][n], twin["own"][n]) for n in found["own"])
         assert found["digest"] == twin["digest"]
+        tensor = shardedranks.REPLICAS[size][0]
+        assert {whole / own for whole, own in found["tokens"]} == {tensor}
 
     # What they wrote after two steps, one rank goes on from.
     slot, problems = RecoverStore(tmp_path / "replicas").newest()

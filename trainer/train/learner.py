@@ -95,7 +95,15 @@ class Learner:
         self.flops = ModelFlops.of(lm)
         compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
         self._kernel_shares = keeps_kernel(lm, world.device, world.dtype)
-        prepare_layers(lm, config.model.gradient_checkpointing, compiled)
+        # Layers that ranks share are compiled only where that is asked for: it was never run on GPUs.
+        layers_compiled = compiled and (world.tensor_size == 1 or config.train.compile is not None)
+        if layers_compiled and world.tensor_size > 1 and config.model.gradient_checkpointing == "full":
+            raise UserError(
+                "train.compile=true: PyTorch cannot compile layers that tensor parallel ranks share (t) where all of "
+                "their activations are computed again: set model.gradient_checkpointing=selective, or leave "
+                "train.compile out"
+            )
+        prepare_layers(lm, config.model.gradient_checkpointing, layers_compiled)
         self.policy = PolicyModel(lm, compiled)
         share_out_layers(self.policy, world)
         if weights is not None:
@@ -259,7 +267,7 @@ class Learner:
         return plan, self.world.broadcast(len(rows))
 
     def _pack(self, rows: list[Row]) -> PackedBatch:
-        return pack(rows, self.world.device, self.shares_prefixes)
+        return pack(rows, self.world.device, self.shares_prefixes, self.world.tensor_size)
 
     def _whole(self, rows: list[Row]) -> tuple[int, int, float]:
         """Tokens, loss positions and Σ length² of rows if each were computed whole."""

@@ -1,7 +1,10 @@
 """Tensor parallel layers: the heads of attention and the columns of the feed-forward part, shared out over ranks.
 
-Column-wise, then row-wise (Shoeybi et al. 2019, "Megatron-LM"): two sums over the ranks a layer and pass. Embedding,
-norms and output layer stay whole on all ranks, and so do the activations between the parts of a layer.
+Column-wise, then row-wise (Shoeybi et al. 2019, "Megatron-LM"). Between the parts of a layer each rank has its share of
+the packed row's tokens, norms them and adds them up (sequence parallel, Korthikanti et al. 2022): where a part begins
+the row is gathered, and where it ends, sums are scattered, which together costs what one sum over the ranks would. So
+what checkpointing keeps of a layer is shared out, too. The ranks divide the row: `pack` fills it up. Embedding and
+output layer stay whole on all ranks.
 """
 
 from __future__ import annotations
@@ -11,13 +14,22 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.train.distributed import TENSOR, World, shard
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+WHOLE, BY_TOKENS = Replicate(), Shard(1)
+"""Hidden states [1, tokens, width] on the ranks that share a layer."""
 
 
 def tensor_degree(config: RunConfig) -> int:
@@ -78,24 +90,34 @@ def split_layers(lm: Any, world: World) -> None:
     """
     check_split(lm.config, world.tensor_size)
     assert world.mesh is not None
+    trained = {name: parameter.requires_grad for name, parameter in lm.named_parameters()}
     for layer in lm.model.layers:
         plan: dict[str, Any] = {
+            "input_layernorm": SequenceParallel(),
+            "self_attn": PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": BY_TOKENS}, desired_input_kwarg_layouts={"hidden_states": WHOLE}
+            ),
             "self_attn.q_proj": _ByColumns(),
             "self_attn.k_proj": _ByColumns(),
             "self_attn.v_proj": _ByColumns(),
-            "self_attn.o_proj": _ByRows(),
+            "self_attn.o_proj": _ByRows(output_layouts=BY_TOKENS),
+            "post_attention_layernorm": SequenceParallel(),
+            "mlp": PrepareModuleInput(input_layouts=BY_TOKENS, desired_input_layouts=WHOLE),
             "mlp.gate_proj": _ByColumns(),
             "mlp.up_proj": _ByColumns(),
-            "mlp.down_proj": _ByRows(),
+            "mlp.down_proj": _ByRows(output_layouts=BY_TOKENS),
         }
         for norm in ("q_norm", "k_norm"):
             if hasattr(layer.self_attn, norm):
                 # Every rank norms its own heads [1, tokens, heads, d] with one weight: its gradient is summed.
                 plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-        trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
         parallelize_module(layer, world.mesh[TENSOR], plan)
-        for name, parameter in layer.named_parameters():
-            parameter.requires_grad_(trained[name])  # SequenceParallel has frozen norms learn
+    share = PrepareModuleInput(input_layouts=WHOLE, desired_input_layouts=BY_TOKENS, use_local_output=True)
+    parallelize_module(lm.model, world.mesh[TENSOR], {"layers.0": share, "norm": SequenceParallel()})
+    gather = PrepareModuleOutput(output_layouts=BY_TOKENS, desired_output_layouts=WHOLE)
+    parallelize_module(lm.model.norm, world.mesh[TENSOR], gather)
+    for name, parameter in lm.named_parameters():
+        parameter.requires_grad_(trained[name])  # SequenceParallel has frozen norms learn
 
 
 def share_out_layers(policy: nn.Module, world: World) -> None:
