@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from builders import group_rows, learner, parameters, sampled_rows, sharpen, small_config
+from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.checkpoint.background import BackgroundWriter
@@ -20,6 +21,7 @@ from trainer.train.distributed import World, join_world, leave_world, local_part
 from trainer.train.learner import Learner
 from trainer.train.parity import require_parity
 from trainer.types import Row
+from trainer.weights.source import WeightSource
 
 # With a large epsilon AdamW's step is nearly linear in the gradient: a wrong scale shows, rounding is not blown up.
 SETTINGS = (
@@ -103,7 +105,22 @@ def run(world: World, folder: Path) -> dict[str, Any]:
     again.step(rows[2])
     found = {"resumed": parameters(again), "stats": stats, "parameters": parameters(one), "lengths": lengths}
     own = {name: local_part(parameter).detach() for name, parameter in one.policy.named_parameters()}
-    return found | {"parity": parity, "own": own, "digest": parameter_digest(one), "tokens": seen}
+    found |= {"parity": parity, "own": own, "digest": parameter_digest(one), "tokens": seen}
+    return found | {"served": served_by_rank_0(one)}
+
+
+def served_by_rank_0(one: Learner) -> dict[str, Tensor]:
+    """What rank 0 would give to servers; nothing on the others."""
+    source = WeightSource(one, 30_000, torch.float32)
+    flat = source.buffer() if one.world.is_main else None
+    found = {}
+    source.open()
+    for bucket in source.buckets:
+        source.fill(bucket, flat)
+        if flat is not None:
+            found |= {p.name: v.clone() for p, v in zip(bucket.pieces, bucket.views(flat), strict=True)}
+    source.close()
+    return found
 
 
 def watch_tokens(one: Learner) -> list[tuple[int, int]]:

@@ -25,6 +25,9 @@ def test_replicas_make_the_steps_of_one_rank_and_stay_equal(tmp_path: Path, size
     stats = [one.step(rows).values for rows in batches]
     expected = parameters(one)
     assert max(float((expected[n] - start[n]).abs().max()) for n in start) > 1e-3
+    served = told[0]["replicas"]["served"]
+    assert served.keys() == expected.keys()
+    assert all(torch.equal(served[n], told[0]["replicas"]["parameters"][n]) for n in served)
     for rank, its in enumerate(told):
         found = its["replicas"]
         assert max(float((found["parameters"][n] - expected[n]).abs().max()) for n in expected) <= 1e-6
