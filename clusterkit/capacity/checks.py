@@ -240,7 +240,8 @@ def _training(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: 
         ways.append(f"train.logprob_chunk={SMALL_CHUNK}")
     if config.train.max_tokens_per_mb > least:
         ways.append(f"lower train.max_tokens_per_mb (to {least} at least)")
-    ways += ["train on more GPUs", "raise t of the training layout"]
+    ways += ["raise s of the training layout"] if layout.shard else ["train on more GPUs"]
+    ways.append("raise t of the training layout")
     if not config.model.lora.rank:
         ways += _adapters(config, shape, layout, gpu_memory, kept)
     return Finding("", "memory", Level.WARN if tight else Level.FAIL, message, ", or ".join(ways))

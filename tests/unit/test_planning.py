@@ -195,6 +195,26 @@ def test_replicas_are_proposed_where_shards_cross_hosts_needlessly(
     assert all(new.whole.high < old.whole.high for new, old in zip(taken.expected, plan.expected, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "written"),
+    [(8, "sglang[rollout]:d64|fsdp[actor]:d64s8"), (1, "sglang[rollout]:d8|fsdp[actor]:d8")],
+)
+def test_replicas_stay_on_other_hosts(nodes: int, written: str) -> None:
+    mode = "allocation_mode=sglang:d128|fsdp:d128s8"
+    plan = plan_preset("7B_n16", "memagent", [mode], nodes=nodes)
+
+    assert plan.config.allocation_mode == written
+    assert level_of(plan, "memory") == [Level.OK, Level.OK]
+
+
+def test_replicas_without_room_are_told_to_be_larger() -> None:
+    plan = plan_preset("32B_n16", "memagent", ["allocation_mode=sglang:d32t4|fsdp:d128s8"])
+
+    assert level_of(plan, "memory")[0] is Level.FAIL
+    assert "or raise s of the training layout" in message_of(plan, "memory")
+    assert "replicas of 8 GPUs over 1 host each" in message_of(plan, "shards")
+
+
 def test_what_replicas_cost_and_spare() -> None:
     shape = SHAPES["qwen2.5-7b"]
     config = RunConfig.model_validate({"n_nodes": 4, "n_gpus_per_node": 8, "model": {"dtype": "bfloat16"}})

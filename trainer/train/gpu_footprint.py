@@ -133,8 +133,8 @@ def room_problem(footprint: Footprint, free: int, size: int, shared: bool = Fals
     )
     if need > size:
         return UserError(
-            f"{needs} there is too little: give allocation_mode more training GPUs, train low-rank adapters "
-            "(model.lora.rank=32), or choose a smaller model (`clusterkit presets plan` works it out)"
+            f"{needs} there is too little: give allocation_mode more training GPUs (or a larger s), train low-rank "
+            "adapters (model.lora.rank=32), or choose a smaller model (`clusterkit presets plan` works it out)"
         )
     if (footprint.loaded if shared else need) > free:
         return RunError(
