@@ -28,6 +28,7 @@ from clusterkit.capacity.speed import (
     NETWORK,
     RECOMPUTED,
     UNMEASURED,
+    WIDTH,
     Gpu,
     decode_seconds,
     forward_flops,
@@ -221,7 +222,7 @@ class _Step:
         others += forward * (1 - 1 / train.minibatches) * config.recomputes_old
         seconds = (backward + others) / (ranks * self.gpu.flops * MFU[case])
         if kept == "offloaded":  # every layer's input goes to host memory and comes back
-            inputs = computed / ranks * layout.tensor * shape.hidden * shape.layers
+            inputs = computed / ranks * shape.hidden * shape.layers
             seconds += 2 * WIDTH * inputs / HOST_MEMORY
         if config.n_nodes > 1:
             passes = max(computed / ranks * layout.tensor / train.max_tokens_per_mb, train.minibatches)

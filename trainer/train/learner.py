@@ -18,13 +18,14 @@ from trainer.algorithms.objective import objective
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
 from trainer.config_parts import LESS_MEMORY
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 from trainer.train.distributed import (
     World,
     clip_gradients,
     give_back,
     keeps_whole_gradients,
     set_gradient_sync,
+    shard,
 )
 from trainer.train.flops import ModelFlops, Work
 from trainer.train.layers import can_compile, prepare_layers
@@ -36,7 +37,7 @@ from trainer.train.offload import HostRoom
 from trainer.train.packing import PackedBatch, pack, share_out
 from trainer.train.prefixes import prefix_groups
 from trainer.train.shares import Plan, deal
-from trainer.train.tensorparallel import parameter_groups, share_out_layers
+from trainer.train.tensorparallel import parameter_groups, split_layers
 from trainer.train.weightfiles import Weights
 from trainer.types import Row
 
@@ -103,9 +104,10 @@ class Learner:
                 "their activations are computed again: set model.gradient_checkpointing=selective, or leave "
                 "train.compile out"
             )
+        split_layers(lm, world)
         prepare_layers(lm, config.model.gradient_checkpointing, layers_compiled)
         self.policy = PolicyModel(lm, compiled)
-        share_out_layers(self.policy, world)
+        shard(self.policy, world)
         if weights is not None:
             fill(lm, weights, world.device)
         self.base = base_digest(self.policy, world)  # of what adapters belong to, for their checkpoints
