@@ -97,6 +97,7 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     ranks, width, lora = layout.sharded_over, weight_bytes(config), config.model.lora
     split = layout.tensor * layout.context
     tokens, kind = largest_micro_batch(config), config.model.gradient_checkpointing
+    piece = PIECE * layout.tensor  # each of the ranks that share a layer gives as many tokens
     keys = tokens * shape.kv_heads * shape.head_dim // layout.tensor
     keys_of = shape.layers if kind == "none" else 1
     chunk = min(config.train.logprob_chunk, tokens)
@@ -106,9 +107,9 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
             "base": _base_bytes(config, shape) // ranks,
             "reference": width * shape.parameters // ranks if config.algorithm.kl_coef and not lora.rank else 0,
             "gathered": width * (2 * shape.layer_parameters + shape.embedding_parameters) // layout.tensor,
-            "activations": width * _activations(kind, shape, tokens) // split,
+            "activations": width * _activations(kind, shape, tokens, piece) // split,
             "pieces": (FLOAT32 + width) * 3 * shape.hidden * shape.intermediate // layout.tensor
-            if kind in CHUNKED and tokens > PIECE and not lora.rank
+            if kind in CHUNKED and tokens > piece and not lora.rank
             else 0,
             "prefix keys": keys * (2 * width * KEYS_PER_TOKEN * keys_of + FLOAT32 * (KEYS_PER_TOKEN + 1))
             if config.train.share_prefixes and config.rollout.group_size > 1
@@ -119,8 +120,8 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     )
 
 
-def _activations(kind: str, shape: ModelShape, tokens: int) -> int:
-    """Return how many numbers a micro-batch keeps for the backward pass, at its most."""
+def _activations(kind: str, shape: ModelShape, tokens: int, piece: int) -> int:
+    """Return how many numbers a micro-batch keeps for the backward pass, at its most. piece: tokens of the longest."""
     narrow, wide = 6 * shape.hidden + 2 * shape.kv_heads * shape.head_dim, 4 * shape.intermediate
     inside = narrow + wide
     if kind == "none":
@@ -130,7 +131,7 @@ def _activations(kind: str, shape: ModelShape, tokens: int) -> int:
     if kind == "full":
         return tokens * (shape.hidden * shape.layers + 2 * inside)
     inputs = shape.hidden * (2 if kind == "offloaded" else shape.layers)
-    return tokens * (inputs + 2 * narrow) + min(tokens, PIECE) * 2 * wide
+    return tokens * (inputs + 2 * narrow) + min(tokens, piece) * 2 * wide
 
 
 def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
