@@ -204,7 +204,7 @@ def test_replicas_stay_on_other_hosts(nodes: int, written: str) -> None:
     plan = plan_preset("7B_n16", "memagent", [mode], nodes=nodes)
 
     assert plan.config.allocation_mode == written
-    assert level_of(plan, "memory") == [Level.OK, Level.OK]
+    assert set(level_of(plan, "memory")) == {Level.OK}
 
 
 def test_replicas_without_room_are_told_to_be_larger() -> None:
