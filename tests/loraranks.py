@@ -23,12 +23,12 @@ from trainer.train.parity import require_parity
 from trainer.types import Row
 from trainer.weights.source import WeightSource, refresh
 
-# name -> (ranks that share a layer, dtype of the forward passes)
-WORLDS: dict[str, tuple[int, torch.dtype]] = {
-    "data parallel, bfloat16": (1, torch.bfloat16),
-    "tensor parallel": (2, torch.float32),
+# name -> (ranks that share a layer, data parallel ranks of a replica, 0 for all, dtype of the forward passes)
+WORLDS: dict[str, tuple[int, int, torch.dtype]] = {
+    "data parallel, bfloat16": (1, 0, torch.bfloat16),
+    "tensor parallel": (2, 0, torch.float32),
 }
-BOTH = {"both": (2, torch.float32)}
+FOUR = {"both": (2, 0, torch.float32), "replicas": (1, 2, torch.float32)}
 # With a large epsilon AdamW's step is nearly linear in the gradient: a wrong scale shows, rounding is not blown up.
 SETTINGS = (
     "model.lora.rank=3", "model.lora.alpha=6", "train.eps=1.0", "train.learning_rate=1.0", "train.grad_clip=0.5",
@@ -104,12 +104,13 @@ def run(world: World, folder: Path, model: Path) -> dict[str, Any]:
 
 
 def main(rank: int, size: int, folder: Path, model: Path) -> None:
-    """Entry point of a rank's process. Two ranks: meshes of two kinds; four: one that is shared out both ways."""
+    """Entry point of a rank's process. Two ranks: meshes of two kinds; four: two kinds that are shared out twice."""
     torch.set_num_threads(1)
     chunks.CHUNK = 16
     found: dict[str, Any] = {}
-    for number, (name, (tensor, dtype)) in enumerate((WORLDS if size == 2 else BOTH).items()):
-        world = join_world(rank, size, f"file://{folder}/rendezvous{number}", dtype=dtype, tensor=tensor)
+    for number, (name, (tensor, shard, dtype)) in enumerate((WORLDS if size == 2 else FOUR).items()):
+        meeting = f"file://{folder}/rendezvous{number}"
+        world = join_world(rank, size, meeting, dtype=dtype, tensor=tensor, shard=shard)
         found[name] = run(world, folder / name, model)
         leave_world(world)
     torch.save(found, folder / f"rank{rank}.pt")

@@ -26,10 +26,10 @@ from trainer.train.distributed import World, join_world, leave_world, local_part
 from trainer.train.learner import Learner
 from trainer.weights.buckets import Bucket
 
-# name -> (ranks that share a layer, dtype of the forward passes and of exports)
-WORLDS: dict[str, tuple[int, torch.dtype]] = {
-    "data parallel, bfloat16": (1, torch.bfloat16),
-    "both ways": (2, torch.float32),
+# name -> (ranks that share a layer, data parallel ranks of a replica, dtype of the forward passes and of exports)
+WORLDS: dict[str, tuple[int, int, torch.dtype]] = {
+    "replicas, bfloat16": (1, 2, torch.bfloat16),
+    "both ways": (2, 0, torch.float32),
 }
 SMALL_FILES = 20_000
 
@@ -155,8 +155,9 @@ def main(rank: int, size: int, folder: Path) -> None:
     """Entry point of a rank's process."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    for number, (name, (tensor, dtype)) in enumerate(WORLDS.items()):
-        world = join_world(rank, size, f"file://{folder}/rendezvous{number}", dtype=dtype, tensor=tensor)
+    for number, (name, (tensor, shard, dtype)) in enumerate(WORLDS.items()):
+        meeting = f"file://{folder}/rendezvous{number}"
+        world = join_world(rank, size, meeting, dtype=dtype, tensor=tensor, shard=shard)
         found[name] = save(world, folder / name)
         if dtype == torch.float32:
             found["memory"] = measure(world, folder)
@@ -164,10 +165,10 @@ def main(rank: int, size: int, folder: Path) -> None:
     torch.save(found, folder / f"rank{rank}.pt")
 
 
-def load(rank: int, size: int, folder: Path, tensor: int, slots: Path) -> None:
+def load(rank: int, size: int, folder: Path, tensor: int, slots: Path, shard: int = 0) -> None:
     """What ranks have whose number is not that of the ranks that saved."""
     torch.set_num_threads(1)
-    world = join_world(rank, size, f"file://{folder}/rendezvous", tensor=tensor)
+    world = join_world(rank, size, f"file://{folder}/rendezvous{size}", tensor=tensor, shard=shard)
     one = learner(shardedranks.model(), small_config(*shardedranks.SETTINGS), world)
     slot, _ = RecoverStore(slots).newest()
     assert slot is not None
@@ -176,7 +177,7 @@ def load(rank: int, size: int, folder: Path, tensor: int, slots: Path) -> None:
     leave_world(world)
 
 
-def save_until_killed(rank: int, size: int, folder: Path, moment: str) -> None:
+def save_until_killed(rank: int, size: int, folder: Path, moment: str, tensor: int, shard: int) -> None:
     """Step after step, an export and a recover checkpoint in the background, of weights that are the step's number.
 
     Until a file of the pattern `moment`, below the folder, is to be synced: there the rank waits to be killed.
@@ -191,7 +192,7 @@ def save_until_killed(rank: int, size: int, folder: Path, moment: str) -> None:
         sync(descriptor)
 
     os.fsync = hold  # type: ignore[assignment]
-    world = join_world(rank, size, f"file://{folder}/rendezvous", tensor=2)
+    world = join_world(rank, size, f"file://{folder}/rendezvous", tensor=tensor, shard=shard)
     one, _ = large(world, 256)
     writer = BackgroundWriter()
     exports = BackgroundExport(one, small_parts().tokenizer, writer)

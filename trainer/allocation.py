@@ -7,7 +7,9 @@ Three dialects say the same thing, and all are read, checked and written:
   `sglang:d4+eval`, `megatron:(attn:d2t2|ffn:d1e4)`
 * engines (AReaL 1.0 and later): `rollout.backend=sglang:d4t1 actor.backend=fsdp:d4`
 
-A layout is d (data) x t (tensor) x p (pipeline) x c (context); e (expert) divides GPUs that the others count already.
+A layout is d (data) x t (tensor) x p (pipeline) x c (context); e (expert) divides GPUs that the others count already,
+and so does s, which is ours: FSDP shards a model over s of the d ranks, and the others are replicas (HSDP). It takes no
+GPUs, so that d means what it means to AReaL, and the text without its s is AReaL's.
 Text that cannot be read is answered with a caret under the wrong character (`AllocationError`).
 Pure standard library: both sides read this module.
 """
@@ -41,13 +43,17 @@ class AllocationError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """How one model is split: data, tensor, pipeline, context and expert parallel degrees, each at least 1."""
+    """How one model is split: data, tensor, pipeline, context and expert parallel degrees, each at least 1.
+
+    shard: data parallel ranks that the weights are sharded over (it divides `data`); 0: all.
+    """
 
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
     expert: int = 1
+    shard: int = 0
 
     @property
     def gpus(self) -> int:
@@ -58,6 +64,11 @@ class Layout:
     def per_replica(self) -> int:
         """GPUs that hold one copy of the model."""
         return self.tensor * self.pipeline * self.context
+
+    @property
+    def sharded_over(self) -> int:
+        """GPUs that hold one copy of what is trained, all parts together; a pipeline is folded into FSDP's ranks."""
+        return self.shard * self.tensor * self.context if self.shard else self.gpus
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,8 @@ def _only_what_dots_can_say(allocation: Allocation) -> None:
     for part in allocation.parts:
         if part.experts or part.layout.context > 1 or part.layout.expert > 1:
             raise ValueError("the dotted form has no context and no expert parallelism: use the colon form")
+        if part.layout.shard:
+            raise ValueError("the dotted form has no replicas of what is trained (s): use the colon form")
         if part.name and part.backend:
             raise ValueError("the dotted form names no engines: use the colon form")
     if allocation.colocated and any(part.backend for part in rollouts):
@@ -210,7 +223,10 @@ def _colon_layout(part: Part) -> str:
 
 def _letters(layout: Layout) -> str:
     degrees = {"d": layout.data, "p": layout.pipeline, "t": layout.tensor, "c": layout.context, "e": layout.expert}
-    return "".join(f"{letter}{degree}" for letter, degree in degrees.items() if degree > 1 or letter == "d")
+    written = [f"{letter}{degree}" for letter, degree in degrees.items() if degree > 1 or letter == "d"]
+    if layout.shard:
+        written.insert(1, f"s{layout.shard}")
+    return "".join(written)
 
 
 def _engines(allocation: Allocation) -> str:

@@ -18,8 +18,8 @@ from trainer.allocation import (
     Part,
 )
 
-_DEGREES = {"d": "data", "t": "tensor", "m": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
-_LETTERS_OF = {"sglang": "dtp", "vllm": "dtp", "fsdp": "dtc", "megatron": "dtpce", "archon": "dtpce"}
+_DEGREES = {"d": "data", "s": "shard", "t": "tensor", "m": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
+_LETTERS_OF = {"sglang": "dtp", "vllm": "dtp", "fsdp": "dstc", "megatron": "dtpce", "archon": "dtpce"}
 _CALL = re.compile(r"\*|\w+_(?:gen|inf|train)")
 _HEAD = re.compile(r"[A-Za-z_*][\w-]*(?=[.:\[])")
 _TAIL = re.compile(rf"(?:{'|'.join(TAILS)})(?!\w)")
@@ -231,6 +231,8 @@ class _Reader:
         whose = f" of {backend}" if backend else ""
         if letter == "m" and "t" in letters:
             return self.wrong("tensor parallel is written t in this form", "m belongs to the dotted form")
+        if letter == "s":
+            return self.wrong(f"shards (s) are no part{whose} here", "write the training side as fsdp:dNsM")
         if letter in _DEGREES:
             return self.wrong(
                 f"{_DEGREES[letter]} parallelism ({letter}) is no part{whose} here",
@@ -249,6 +251,14 @@ class _Reader:
 
     def _checked(self, part: Part, start: int) -> Part:
         layout = part.layout
+        if layout.shard and layout.data % layout.shard:
+            raise self.wrong(
+                f"s{layout.shard} does not divide d{layout.data}: FSDP shards over s of the d ranks, and the others "
+                "are replicas",
+                at=start,
+            )
+        if layout.shard == layout.data:  # one replica, as without it
+            part = replace(part, layout=replace(layout, shard=0))
         if layout.expert > 1 and layout.gpus % (layout.pipeline * layout.expert):
             raise self.wrong(
                 f"p{layout.pipeline} x e{layout.expert} does not divide the {layout.gpus} GPUs of this layout", at=start

@@ -79,7 +79,7 @@ class RunConfig(Section):
     n_gpus_per_node: Annotated[int, Field(ge=0)] = 0
     """GPUs of each host that the run uses; 0: none."""
     allocation_mode: str = ""
-    """How engine servers and training share the GPUs: sglang.d4p1m1+d2p2m1, sglang:d4t1+fsdp:d4, or
+    """How engine servers and training share the GPUs: sglang.d4p1m1+d2p2m1, sglang:d4t1+fsdp:d4 (d8s4: replicas), or
     rollout.backend=sglang:d4 actor.backend=fsdp:d4. Empty: no servers, the trainer's own process generates."""
     seed: int = 1
     """Seed of initialisation, tasks and sampling."""

@@ -338,7 +338,8 @@ class TrainConfig(Section):
     ranks: Annotated[int, Field(ge=1)] = 1
     """Data-parallel FSDP2 ranks; with allocation_mode, its training GPUs in place of this."""
     compile: bool | None = None
-    """Compile the layers with torch.compile: faster, after a minute of compilation. Empty: on GPUs with Triton."""
+    """Compile the layers with torch.compile: faster, after a minute of compilation. Empty: on GPUs with Triton, unless
+    tensor parallel ranks share them."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
     """Skipped optimizer steps (gradient not finite) in a row after which the run ends; 0: no limit."""
     max_logprob_gap: Annotated[float, Field(ge=0)] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from clusterkit.capacity import timing
 from clusterkit.capacity.memory import (
     GIB,
+    RELEASED,
     ROOM,
     cache_of,
     disk_usage,
@@ -36,8 +37,6 @@ FULL_JUDGE = 0.7
 """A judge whose weights take a larger share of a GPU can answer few requests at a time."""
 USUAL_RANK = 32
 """Rank of the adapters that are proposed where training all weights does not fit."""
-RELEASED = 2 * GIB
-"""Bytes that an engine keeps while training uses its GPU."""
 
 
 def context_window(config: RunConfig, shape: ModelShape | None) -> int:
@@ -241,7 +240,8 @@ def _training(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: 
         ways.append(f"train.logprob_chunk={SMALL_CHUNK}")
     if config.train.max_tokens_per_mb > least:
         ways.append(f"lower train.max_tokens_per_mb (to {least} at least)")
-    ways += ["train on more GPUs", "raise t of the training layout"]
+    ways += ["raise s of the training layout"] if layout.shard else ["train on more GPUs"]
+    ways.append("raise t of the training layout")
     if not config.model.lora.rank:
         ways += _adapters(config, shape, layout, gpu_memory, kept)
     return Finding("", "memory", Level.WARN if tight else Level.FAIL, message, ", or ".join(ways))
@@ -330,7 +330,8 @@ def _undivided(shape: ModelShape, part: Part) -> str:
 
 def _degrees(layout: Layout) -> str:
     pairs = {"d": layout.data, "t": layout.tensor, "p": layout.pipeline, "c": layout.context}
-    return " x ".join(f"{letter}{degree}" for letter, degree in pairs.items() if degree > 1 or letter == "d")
+    text = " x ".join(f"{letter}{degree}" for letter, degree in pairs.items() if degree > 1 or letter == "d")
+    return f"{text} in {layout.data // layout.shard} replicas" if layout.shard else text
 
 
 def _count(number: int, noun: str) -> str:

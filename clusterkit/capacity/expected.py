@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterkit.capacity.memory import GIB, cache_of, reported_gib, resting_bytes, trained_parameters
+from clusterkit.capacity.memory import GIB, cache_of, reported_gib, resting_bytes
 from clusterkit.capacity.plan import QUESTION_TOKENS, remote_plan, template_tokens
 from clusterkit.capacity.shapes import SHAPES, ModelShape, shape_of
+from clusterkit.capacity.shards import between_hosts
 from clusterkit.capacity.speed import (
     CONTROLLER,
     DECODE_SHARE,
@@ -221,17 +222,16 @@ class _Step:
         others += forward * (1 - 1 / train.minibatches) * config.recomputes_old
         seconds = (backward + others) / (ranks * self.gpu.flops * MFU[case])
         if kept == "offloaded":  # every layer's input goes to host memory and comes back
-            inputs = computed / ranks * layout.tensor * shape.hidden * shape.layers
+            inputs = computed / ranks * shape.hidden * shape.layers
             seconds += 2 * WIDTH * inputs / HOST_MEMORY
         if config.n_nodes > 1:
-            # Layers come from all hosts for every forward and backward pass, gradients go once an optimizer step.
             passes = max(computed / ranks * layout.tensor / train.max_tokens_per_mb, train.minibatches)
-            learned = trained_parameters(config, shape)
-            moved = 2 * WIDTH * shape.parameters / layout.tensor * passes + 4 * learned * train.minibatches
-            network = moved / NETWORK[self.gpu.name]
+            each, once = between_hosts(config, shape, layout)
+            moved = each * passes + once * train.minibatches
+            network = moved / config.n_gpus_per_node / NETWORK[self.gpu.name]
             seconds = (max(seconds, network), seconds + network)[case]
         if self.allocation.colocated and train.offload:  # a rank's state goes to host memory and comes back
-            seconds += 2 * resting_bytes(config, shape) / ranks / HOST_MEMORY
+            seconds += 2 * resting_bytes(config, shape) / layout.sharded_over / HOST_MEMORY
         return seconds
 
     def _unmeasured(self) -> list[str]:

@@ -30,6 +30,8 @@ STATE_BYTES = 16
 RECOVER_BYTES = 12
 """Per parameter in a recover checkpoint: master weight and the two moments."""
 RECOVER_SLOTS = 2
+RELEASED = 2 * GIB
+"""Bytes that an engine keeps while training uses its GPU."""
 FLOAT32 = 4
 """Bytes."""
 KEYS_PER_TOKEN = 4
@@ -71,9 +73,9 @@ class Cache:
 def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
     """Estimate the memory of one FSDP rank while it trains.
 
-    With P parameters, R ranks (all GPUs of the layout; a pipeline is folded into them), b bytes of the compute dtype, n
-    tokens of the largest micro-batch (a row that is longer than train.max_tokens_per_mb is alone in its own), t x c
-    GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
+    With P parameters, R ranks of a replica (all GPUs of the layout, or s t c of them; a pipeline is folded in), b bytes
+    of the compute dtype, n tokens of the largest micro-batch (a row that is longer than train.max_tokens_per_mb is
+    alone in its own), t x c GPUs that share a sequence, L layers, h hidden, f feed-forward, k key/value width:
 
         state        16 P / R                      sharded master weights, gradients, Adam's moments, in float32; with
                                                    model.lora of the adapters' parameters alone
@@ -92,9 +94,10 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
         logits       3 x 4 x logprob_chunk x vocabulary   scores, probabilities and gradients in float32
         runtime      4 GiB
     """
-    ranks, width, lora = layout.gpus, _width(config), config.model.lora
+    ranks, width, lora = layout.sharded_over, weight_bytes(config), config.model.lora
     split = layout.tensor * layout.context
     tokens, kind = largest_micro_batch(config), config.model.gradient_checkpointing
+    piece = PIECE * layout.tensor  # each of the ranks that share a layer gives as many tokens
     keys = tokens * shape.kv_heads * shape.head_dim // layout.tensor
     keys_of = shape.layers if kind == "none" else 1
     chunk = min(config.train.logprob_chunk, tokens)
@@ -104,9 +107,9 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
             "base": _base_bytes(config, shape) // ranks,
             "reference": width * shape.parameters // ranks if config.algorithm.kl_coef and not lora.rank else 0,
             "gathered": width * (2 * shape.layer_parameters + shape.embedding_parameters) // layout.tensor,
-            "activations": width * _activations(kind, shape, tokens) // split,
+            "activations": width * _activations(kind, shape, tokens, piece) // split,
             "pieces": (FLOAT32 + width) * 3 * shape.hidden * shape.intermediate // layout.tensor
-            if kind in CHUNKED and tokens > PIECE and not lora.rank
+            if kind in CHUNKED and tokens > piece and not lora.rank
             else 0,
             "prefix keys": keys * (2 * width * KEYS_PER_TOKEN * keys_of + FLOAT32 * (KEYS_PER_TOKEN + 1))
             if config.train.share_prefixes and config.rollout.group_size > 1
@@ -117,8 +120,8 @@ def training_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usag
     )
 
 
-def _activations(kind: str, shape: ModelShape, tokens: int) -> int:
-    """Return how many numbers a micro-batch keeps for the backward pass, at its most."""
+def _activations(kind: str, shape: ModelShape, tokens: int, piece: int) -> int:
+    """Return how many numbers a micro-batch keeps for the backward pass, at its most. piece: tokens of the longest."""
     narrow, wide = 6 * shape.hidden + 2 * shape.kv_heads * shape.head_dim, 4 * shape.intermediate
     inside = narrow + wide
     if kind == "none":
@@ -128,12 +131,12 @@ def _activations(kind: str, shape: ModelShape, tokens: int) -> int:
     if kind == "full":
         return tokens * (shape.hidden * shape.layers + 2 * inside)
     inputs = shape.hidden * (2 if kind == "offloaded" else shape.layers)
-    return tokens * (inputs + 2 * narrow) + min(tokens, PIECE) * 2 * wide
+    return tokens * (inputs + 2 * narrow) + min(tokens, piece) * 2 * wide
 
 
 def waiting_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> int:
     """Return what a rank keeps on its GPU while an engine generates there: weights and moments (12 P / R), or 0."""
-    return 0 if config.train.offload else resting_bytes(config, shape) // layout.gpus
+    return 0 if config.train.offload else resting_bytes(config, shape) // layout.sharded_over
 
 
 def host_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
@@ -144,12 +147,12 @@ def host_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
     checkpoint    b P / R a rank   that of a persistent one; twice where adapters are merged in for it
     inputs        b n h L / (t c) a rank   with offloaded activations: one input per layer (see `training_usage`)
     """
-    here, ranks = min(config.n_gpus_per_node, layout.gpus), layout.gpus
+    here, ranks = min(config.n_gpus_per_node, layout.gpus), layout.sharded_over
     copies = config.checkpoint.async_recover is not False
     merges = bool(config.model.lora.rank) and config.checkpoint.merged
-    kept = (2 if merges else 0 if config.model.lora.rank else 1) * _width(config) * shape.parameters
+    kept = (2 if merges else 0 if config.model.lora.rank else 1) * weight_bytes(config) * shape.parameters
     tokens, split = largest_micro_batch(config), layout.tensor * layout.context
-    inputs = _width(config) * tokens * shape.hidden * shape.layers // split
+    inputs = weight_bytes(config) * tokens * shape.hidden * shape.layers // split
     parts = {
         "offloaded weights and optimizer": resting_bytes(config, shape) if config.train.offload else 0,
         "copy for recover checkpoints": RECOVER_BYTES * trained_parameters(config, shape) if copies else 0,
@@ -194,7 +197,7 @@ def disk_usage(config: RunConfig, shape: ModelShape, saves: int) -> Usage:
     With model.lora recover slots have the adapters alone, and exports them beside the merged model or in place of it.
     """
     adapters = shape.adapter_parameters(config.model.lora)
-    whole = _width(config) * shape.parameters if config.checkpoint.merged or not adapters else 0
+    whole = weight_bytes(config) * shape.parameters if config.checkpoint.merged or not adapters else 0
     return Usage(
         {
             "model": 2 * shape.parameters if config.model.path else 0,
@@ -205,8 +208,9 @@ def disk_usage(config: RunConfig, shape: ModelShape, saves: int) -> Usage:
 
 
 def _base_bytes(config: RunConfig, shape: ModelShape) -> int:
-    return _width(config) * shape.parameters if config.model.lora.rank else 0
+    return weight_bytes(config) * shape.parameters if config.model.lora.rank else 0
 
 
-def _width(config: RunConfig) -> int:
+def weight_bytes(config: RunConfig) -> int:
+    """Return the bytes of a weight while a layer computes."""
     return 2 if config.model.dtype == "bfloat16" else 4

@@ -19,6 +19,7 @@ from clusterkit.capacity.memory import GIB, disk_usage, reported_gib
 from clusterkit.capacity.rescale import Change, Target, rescale
 from clusterkit.capacity.runnable import missing_parts, require_inputs, require_local_gpus
 from clusterkit.capacity.shapes import shape_of
+from clusterkit.capacity.shards import check_shards
 from clusterkit.capacity.speed import GPUS
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level, worst
@@ -213,6 +214,7 @@ def plan_preset(
         *checks.check_batch(config),
         *checks.check_data(config),
         *checks.check_memory(config, shape, memory),
+        *check_shards(config, shape, memory),
         *checks.check_judge(config, memory),
         *checks.check_disk(config, shape, step),
         *checks.check_saves(config, step),

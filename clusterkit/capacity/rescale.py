@@ -174,7 +174,9 @@ def _layout(part: Part, gpus: int, more: int, target: Target) -> Layout | None:
         return None
     for candidate in (layout, replace(layout, pipeline=1)):
         if gpus % candidate.per_replica == 0:
-            return replace(candidate, data=gpus // candidate.per_replica)
+            data = gpus // candidate.per_replica
+            shard = layout.shard if layout.shard and not data % layout.shard and data > layout.shard else 0
+            return replace(candidate, data=data, shard=shard)
     return None
 
 

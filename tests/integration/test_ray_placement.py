@@ -1,4 +1,4 @@
-"""Ranks on a real Ray of three nodes, with GPUs that it only believes in."""
+"""Ranks on a real Ray of three nodes, with GPUs that it only believes in: where they go, and replicas that train."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from raycluster import FOLDER, RAY, end_processes_of, own_ports
-from runs import ENVIRONMENT, REPOSITORY
+from runs import ENVIRONMENT, REPOSITORY, NewTrial, Trial, command, wait_for
+from safetensors.torch import load
 
 from tests.realparts import require
 from trainer.engines.process import free_port
@@ -81,3 +84,37 @@ def test_the_head_is_taken_where_the_others_have_no_room(environment: dict[str, 
 
     assert addresses[:5] == ["127.0.0.3"] * 3 + ["127.0.0.2"] * 2
     assert addresses[5] not in addresses[:5]  # Ray has its own name for the head
+
+
+@pytest.mark.long
+def test_replicas_lose_a_rank_and_go_on_in_another_layout(
+    environment: dict[str, str], new_trial: NewTrial, reference: Trial
+) -> None:
+    """Two replicas of two ranks each; then two that are whole, whose ranks share layers; as one rank's run."""
+    settings = {"mode": "ray", "n_gpus_per_node": 4, "allocation_mode": "fsdp:d4s2", "recover_retries": 0}
+    trial = new_trial(**settings)
+    attempt = command(trial, env=environment)
+    wait_for(lambda: len(trial.records("step")) >= 4 or attempt.poll() is not None)
+    (last,) = [process for process in psutil.process_iter() if _is_rank(process, "3", environment[FOLDER])]
+    last.kill()
+    _, said = attempt.communicate()
+    assert attempt.returncode == 1
+    assert "rank 3 of 4 was ended by signal 9, SIGKILL" in said
+
+    trial.change(allocation_mode="fsdp:d2s1t2")
+    attempt = command(trial, env=environment)
+    _, said = attempt.communicate()
+    assert attempt.returncode == 0, said
+    first, second = trial.records("attempt")
+    assert first["ranks"] == second["ranks"] == 4
+    assert second["resume_step"] >= 3
+    assert trial.weights().keys() == reference.weights().keys()
+    for name, expected in reference.weights().items():
+        ours, theirs = load(trial.weights()[name]), load(expected)
+        assert max(float((ours[n] - theirs[n]).abs().max()) for n in theirs) <= 1e-5
+
+
+def _is_rank(process: psutil.Process, number: str, folder: str) -> bool:
+    with suppress(psutil.Error):
+        return process.cmdline()[-2:] == ["trainer.launch.rank", number] and process.environ().get(FOLDER) == folder
+    return False

@@ -15,7 +15,10 @@ DOTS, COLON, ENGINES = Dialect.DOTS, Dialect.COLON, Dialect.ENGINES
 
 DEGREE = st.integers(1, 64)
 ROLLOUT_LAYOUT = st.builds(Layout, data=DEGREE, tensor=DEGREE, pipeline=DEGREE)
-FSDP_LAYOUT = st.builds(Layout, data=DEGREE, tensor=DEGREE, context=DEGREE)
+REPLICATED = st.builds(
+    lambda replicas, shard, tensor: Layout(replicas * shard, tensor, shard=shard), st.integers(2, 64), DEGREE, DEGREE
+)
+FSDP_LAYOUT = st.builds(Layout, data=DEGREE, tensor=DEGREE, context=DEGREE) | REPLICATED
 MEGATRON_LAYOUT = st.builds(Layout, data=DEGREE, tensor=DEGREE, pipeline=DEGREE, context=DEGREE)
 ROLLOUT = st.builds(Part, st.sampled_from(["sglang", "vllm"]), ROLLOUT_LAYOUT)
 TRAINING = st.builds(Part, st.just("fsdp"), FSDP_LAYOUT) | st.builds(Part, st.just("megatron"), MEGATRON_LAYOUT)
@@ -52,6 +55,8 @@ ALONE = st.builds(lambda part: Allocation(((part,),)), ROLLOUT | TRAINING)
         ("vllm[rollout]:d2t2|fsdp[actor]:d4", COLON, 4, ("vllm", Layout(2, 2)), ("fsdp", Layout(4))),
         ("sglang:d4|fsdp:d4", COLON, 4, ("sglang", Layout(4)), ("fsdp", Layout(4))),
         ("rollout.backend=sglang:d4t1 actor.backend=fsdp:d4", ENGINES, 8, ("sglang", Layout(4)), ("fsdp", Layout(4))),
+        ("sglang:d8+fsdp:d4s2t2", COLON, 16, ("sglang", Layout(8)), ("fsdp", Layout(4, 2, shard=2))),
+        ("sglang:d4|fsdp:s4d4", COLON, 4, ("sglang", Layout(4)), ("fsdp", Layout(4))),
         ("actor=fsdp:d2; rollout=vllm:d1t2", ENGINES, 4, ("vllm", Layout(1, 2)), ("fsdp", Layout(2))),
         (
             "rollout.backend=sglang:d4 actor.backend=fsdp:d4 actor.scheduling_strategy.type=colocation "
@@ -120,6 +125,7 @@ def test_dialects_are_converted(text: str, dialect: Dialect, converted: str) -> 
         ("sglang:d4|fsdp:d4", "shares its GPUs"),
         ("megatron:d4c2", "no context"),
         ("sglang[a]:d4+fsdp[b]:d4", "names no engines"),
+        ("fsdp:d4s2", "no replicas"),
     ],
 )
 def test_what_the_dotted_form_cannot_say_is_refused(text: str, says: str) -> None:
@@ -153,6 +159,9 @@ def test_what_the_dotted_form_cannot_say_is_refused(text: str, says: str) -> Non
         ("fsdp:(attn:d2|ffn:d2)", "(attn", "no expert parallelism"),
         ("megatron:(attn:d4|ffn:d2e4)", "ffn", "attn is laid out on 4 GPUs and ffn on 8"),
         ("megatron:d4p2e3", "megatron", "does not divide"),
+        ("sglang:d4+fsdp:d8s3", "fsdp", "s3 does not divide d8"),
+        ("sglang:d4s2+fsdp:d4", "s2", "shards (s) are no part of sglang"),
+        ("sglang:d4+megatron:d4s2", "s2", "write the training side as fsdp:"),
         ("heuristic", "heuristic", "leaves the layout open"),
         ("rollout.backend=sglang:d4 actor.backend=d4", "d4", "needs a backend"),
         ("rollout.backend=sglang:d4 rollout.backend=sglang:d2", "rollout.backend=sglang:d2", "given twice"),

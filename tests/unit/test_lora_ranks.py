@@ -78,12 +78,15 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Pa
 def test_ranks_learn_what_one_does(world: str, two_ranks: tuple[Path, list[dict[str, Any]]], alone: Any) -> None:
     folder, told = two_ranks
     for one in told:
-        check(one[world], folder / world, alone, loraranks.WORLDS[world][1] == torch.bfloat16)
+        check(one[world], folder / world, alone, loraranks.WORLDS[world][-1] == torch.bfloat16)
 
 
-def test_layers_shared_by_two_and_sharded_over_two(tmp_path: Path, model: Path, alone: dict[str, Any]) -> None:
+def test_layers_shared_by_two_or_replicated_and_sharded_over_two(
+    tmp_path: Path, model: Path, alone: dict[str, Any]
+) -> None:
     for one in run_ranks(loraranks.main, 4, tmp_path, model):
-        check(one["both"], tmp_path / "both", alone)
+        for world in loraranks.FOUR:
+            check(one[world], tmp_path / world, alone)
 
 
 def test_a_recover_checkpoint_holds_adapters_alone(alone: dict[str, Any]) -> None:

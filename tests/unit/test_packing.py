@@ -97,6 +97,22 @@ def test_a_packed_row_by_hand() -> None:
     assert batch.sequence.tolist() == [0, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize(("multiple", "tokens"), [(1, 9), (3, 9), (4, 12), (8, 16)])
+def test_a_packed_row_is_filled_up_with_tokens_that_train_nothing(multiple: int, tokens: int) -> None:
+    rows = [
+        Row([11, 12, 13], [14, 15], [-0.1, -0.2], 2.0, 0.5, 7),
+        Row([21, 22], [23, 24], [-1.0, -2.0], -1.0, 0.25, 9),
+    ]
+    plain, filled = pack(rows, CPU), pack(rows, CPU, multiple=multiple)
+
+    assert filled.input_ids.shape == filled.position_ids.shape == (1, tokens)
+    assert filled.layout.num_tokens == tokens
+    assert filled.input_ids[0, :9].tolist() == plain.input_ids[0].tolist()
+    assert filled.position_ids[0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, *range(4, tokens - 5)]
+    for name in ("loss_index", "targets", "expand", "weights"):
+        assert torch.equal(getattr(filled, name), getattr(plain, name))
+
+
 def test_no_rows_still_make_a_pass_that_weighs_nothing() -> None:
     batch = pack([], CPU)
 

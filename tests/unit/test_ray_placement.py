@@ -67,9 +67,13 @@ def test_ranks_without_gpus_keep_their_order_within_a_host() -> None:
 
 @pytest.mark.parametrize(
     ("allocation", "size"),
-    [("sglang:d16|fsdp:d16", 1), ("sglang:d8t2|fsdp:d16", 2), ("sglang:d2t4+fsdp:d4t2", 2), ("sglang:d8+fsdp:d8", 1)],
-)
-def test_what_shares_a_layer_or_a_server_shares_a_host(allocation: str, size: int) -> None:
+    [
+        ("sglang:d16|fsdp:d16", 1), ("sglang:d8t2|fsdp:d16", 2), ("sglang:d2t4+fsdp:d4t2", 2), ("sglang:d8+fsdp:d8", 1),
+        ("sglang:d8+fsdp:d8s4", 4), ("sglang:d8+fsdp:d4s2t2", 4), ("sglang:d4t4|fsdp:d16s2", 4),
+        ("sglang:d4+fsdp:d12s6", 1),  # no host has a whole number of them
+    ],
+)  # fmt: skip
+def test_what_shares_a_layer_a_replica_or_a_server_shares_a_host(allocation: str, size: int) -> None:
     config = RunConfig(allocation_mode=allocation, n_nodes=2, n_gpus_per_node=8)
 
     assert bundle_size(config) == size

@@ -159,7 +159,7 @@ def test_two_ranks_save_while_they_train_on(tmp_path: Path) -> None:
     told = run_ranks(shardedranks.main, 2, tmp_path)
 
     lm = shardedranks.model()
-    for name, (_, world_dtype) in shardedranks.WORLDS.items():
+    for name, (_, _, world_dtype) in shardedranks.WORLDS.items():
         config = small_config(*shardedranks.SETTINGS)
         one = learner(lm, config, single_world(dtype=world_dtype))
         batches = shardedranks.batches(lm)

@@ -39,7 +39,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("world", savingranks.WORLDS)
 def test_an_export_of_four_ranks_is_the_model(saved: tuple[Path, list[dict[str, Any]]], world: str) -> None:
     folder, told = saved
-    dtype = savingranks.WORLDS[world][1]
+    dtype = savingranks.WORLDS[world][-1]
     expected = {name: value.to(dtype) for name, value in told[0][world]["parameters"].items()}
     for name in ("one file", "files", "background"):
         found = tensors(folder / world / name)
@@ -91,14 +91,16 @@ def test_every_rank_hashes_what_it_wrote(saved: tuple[Path, list[dict[str, Any]]
 
 
 def test_other_numbers_of_ranks_load_it(saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
-    """Written by two pairs of ranks that share layers; loaded by one rank, and by two that share layers."""
+    """Written by two pairs of ranks that share layers; loaded by one rank, by two that share layers, by replicas."""
     folder, told = saved
     expected, slots = told[0]["both ways"]["parameters"], folder / "both ways" / "recover"
     slot, _ = RecoverStore(slots).newest()
     assert slot is not None
     one = learner(shardedranks.model(), small_config(*shardedranks.SETTINGS), single_world())
     RecoverStore(slots).load(one, slot)
-    for found in (parameters(one), *run_ranks(savingranks.load, 2, tmp_path, 2, slots)):
+    two = run_ranks(savingranks.load, 2, tmp_path, 2, slots)
+    replicas = run_ranks(savingranks.load, 4, tmp_path, 1, slots, 2)
+    for found in (parameters(one), *two, *replicas):
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
@@ -114,10 +116,14 @@ def test_no_rank_holds_the_model_while_it_is_exported(saved: tuple[Path, list[di
         assert memory["background"] < (LARGEST_SHARE + 1 / RANKS) * memory["weights"]
 
 
-@pytest.mark.parametrize("moment", ["recover/slot-b.tmp/__3_*", "step2.tmp/*.safetensors"])
-def test_killed_in_the_middle_four_ranks_leave_what_was_whole(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "tensor", "shard"), [("recover/slot-b.tmp/__3_*", 1, 2), ("step2.tmp/*.safetensors", 2, 0)]
+)
+def test_killed_in_the_middle_four_ranks_leave_what_was_whole(
+    tmp_path: Path, moment: str, tensor: int, shard: int
+) -> None:
     main = savingranks.save_until_killed
-    ranks = [CONTEXT.Process(target=main, args=(n, RANKS, tmp_path, moment)) for n in range(RANKS)]
+    ranks = [CONTEXT.Process(target=main, args=(n, RANKS, tmp_path, moment, tensor, shard)) for n in range(RANKS)]
     for process in ranks:
         process.start()
     try:

@@ -33,7 +33,7 @@ from trainer.signals import SIGNALS, StopFlag, end_with_input
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.gpu_footprint import out_of_memory
 from trainer.train.model import compute_dtype
-from trainer.train.tensorparallel import tensor_degree
+from trainer.train.tensorparallel import shard_ranks, tensor_degree
 from trainer.weights.choose import prepare_nccl
 
 
@@ -108,7 +108,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         gpu = rank + first_training_gpu(config) if job.gpu is None else job.gpu
         prepare_nccl(config)
         dtype, tensor = compute_dtype(config.model), tensor_degree(config)
-        world = join_world(rank, config.ranks, job.rendezvous, gpu, dtype, tensor)
+        world = join_world(rank, config.ranks, job.rendezvous, gpu, dtype, tensor, shard_ranks(config))
         run = make_run(Attempt(config, job.model_folder, world, monitor, stop, job.start))
         run.run()
     except UserError as error:

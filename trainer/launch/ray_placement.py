@@ -20,7 +20,7 @@ from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError
 from trainer.launch.ray_servers import GpusOfNode, supply
 from trainer.placement import gpus_per_server
-from trainer.train.tensorparallel import tensor_degree
+from trainer.train.tensorparallel import shard_ranks, tensor_degree
 
 log = logging.getLogger("trainer")
 
@@ -48,11 +48,17 @@ class FreeNode:
 
 
 def bundle_size(config: RunConfig) -> int:
-    """GPUs that must be on one host together: those of a tensor parallel group, and of a server that shares them."""
-    size = tensor_degree(config)
+    """GPUs that must be on one host together: those of a tensor parallel group, of a replica that is no larger than a
+    host, and of a server that shares them.
+    """
+    own = tensor_degree(config)
+    replica = own * shard_ranks(config)
+    if replica and config.n_gpus_per_node % replica == 0:
+        own = replica
+    size = own
     if config.allocation is not None and config.allocation.colocated:
         size = math.lcm(size, gpus_per_server(config) or 1)
-    return size if config.ranks % size == 0 else tensor_degree(config)
+    return size if config.ranks % size == 0 else own
 
 
 def choose_nodes(nodes: Sequence[FreeNode], bundles: int, size: int) -> list[str]:

@@ -2,9 +2,10 @@
 identity, and the weights are ordinary tensors.
 
 Ranks form a mesh of data x tensor: the ranks of one row of it hold parts of the same layers (tensor parallel) and work
-on the same rows; FSDP2 shards what they hold over the other dimension. With bfloat16 the sharded weights, the sums of
-gradients and the optimizer's state are float32 ("master weights"), and the weights that a layer computes with are made
-from them when it runs; that holds for one rank, too, which is then a mesh of one.
+on the same rows; FSDP2 shards what they hold over the other dimension. With replicas (HSDP) it is replica x data x
+tensor: FSDP2 shards within a replica, and adds gradients up over all. Neighbouring ranks share a replica. With bfloat16
+the sharded weights, the sums of gradients and the optimizer's state are float32 ("master weights"), and the weights
+that a layer computes with are made from them when it runs; that holds for one rank, too, which is then a mesh of one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from trainer.machine import origin
 from trainer.train.rendezvous import meet
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
-DATA, TENSOR = "data", "tensor"
+REPLICA, DATA, TENSOR = "replica", "data", "tensor"
 # Whole gradients are kept over the micro-batches of a step while they take at most this share of a GPU.
 WHOLE_GRADIENTS = 0.25
 
@@ -40,7 +41,8 @@ WHOLE_GRADIENTS = 0.25
 class World:
     """This process among the trainer's ranks.
 
-    mesh: data x tensor; None for one rank whose weights are ordinary tensors. dtype: of forward and backward passes.
+    mesh: data x tensor, or replica x data x tensor; None for one rank whose weights are ordinary tensors. dtype: of
+        forward and backward passes.
     messages: group for Python objects, where the ranks' own group moves tensors on GPUs only; None: the ranks' own.
     """
 
@@ -71,6 +73,16 @@ class World:
         """Where this rank is, for messages that another one prints: " (rank 3 on gpu07)". Empty for a single rank."""
         return f" (rank {self.rank} on {os.uname().nodename})" if self.size > 1 else ""
 
+    @property
+    def replicas(self) -> int:
+        """Copies of the model, each sharded over ranks of its own."""
+        return 1 if self.mesh is None or REPLICA not in _names(self.mesh) else self.mesh[REPLICA].size()
+
+    @property
+    def shard_size(self) -> int:
+        """Ranks that FSDP shards a weight over."""
+        return self.data_size // self.replicas
+
     def facts(self) -> dict[str, Any]:
         """What an attempt runs on, for its first record."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -86,9 +98,9 @@ class World:
 
     def sum_of_parts(self, values: Tensor) -> Tensor:
         """As `sum`, of what ranks counted on their rows: ranks that share rows count once."""
-        if self.data_size > 1:
+        for name in (REPLICA, DATA) if self.replicas > 1 else (DATA,) if self.data_size > 1 else ():
             assert self.mesh is not None
-            dist.all_reduce(values, group=self.mesh[DATA].get_group())
+            dist.all_reduce(values, group=self.mesh[name].get_group())
         return values
 
     def max(self, values: Tensor) -> Tensor:
@@ -202,7 +214,7 @@ def single_world(gpu: int = 0, dtype: torch.dtype = torch.float32) -> World:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
-    return World(0, 1, device, _mesh(device, 1, 1), dtype)
+    return World(0, 1, device, _mesh(device, 1, 1, 0), dtype)
 
 
 def join_world(
@@ -212,6 +224,7 @@ def join_world(
     gpu: int | None = None,
     dtype: torch.dtype = torch.float32,
     tensor: int = 1,
+    shard: int = 0,
     patience: timedelta = RENDEZVOUS_TIMEOUT,
 ) -> World:
     """Meet the other ranks; gloo on CPU, NCCL where every rank has a GPU.
@@ -219,8 +232,9 @@ def join_world(
     Args:
         rank: this one's number. size: how many there are. rendezvous: `file://PATH` among the ranks of one machine,
             `tcp://HOST:PORT` between machines. gpu: number of this rank's GPU among those that it sees; None: its rank.
-        dtype: of forward and backward passes. tensor: ranks that share a layer; it divides `size`. patience: so long
-            they wait for one another.
+        dtype: of forward and backward passes. tensor: ranks that share a layer; it divides `size`. shard: ranks, or
+            groups of ranks that share layers, that a replica is sharded over; 0: all, which are one replica. patience:
+            so long they wait for one another.
 
     Raises:
         RunError: not all ranks came in time; it says which.
@@ -241,7 +255,7 @@ def join_world(
         world_size=size,
         timeout=RENDEZVOUS_TIMEOUT,
     )
-    return World(rank, size, device, _mesh(device, size, tensor), dtype, _for_messages() if on_gpu else None)
+    return World(rank, size, device, _mesh(device, size, tensor, shard), dtype, _for_messages() if on_gpu else None)
 
 
 def _for_messages() -> dist.ProcessGroup:
@@ -253,8 +267,15 @@ def _packed(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
 
 
-def _mesh(device: torch.device, size: int, tensor: int) -> DeviceMesh:
-    return init_device_mesh(device.type, (size // tensor, tensor), mesh_dim_names=(DATA, TENSOR))
+def _mesh(device: torch.device, size: int, tensor: int, shard: int) -> DeviceMesh:
+    data = size // tensor
+    if shard in (0, data):
+        return init_device_mesh(device.type, (data, tensor), mesh_dim_names=(DATA, TENSOR))
+    return init_device_mesh(device.type, (data // shard, shard, tensor), mesh_dim_names=(REPLICA, DATA, TENSOR))
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    return mesh.mesh_dim_names or ()
 
 
 def leave_world(world: World) -> None:
@@ -269,11 +290,11 @@ def shard(policy: nn.Module, world: World) -> None:
         return
     half = world.dtype != torch.float32
     precision = MixedPrecisionPolicy(world.dtype, torch.float32) if half else MixedPrecisionPolicy()
-    # With one rank little is saved by giving the gathered weights back between the passes, but where a base is frozen
-    # they are as large as all that is kept of it.
+    # Where nothing is sharded little is saved by giving the gathered weights back between the passes, but where a base
+    # is frozen they are as large as all that is kept of it.
     frozen = any(not parameter.requires_grad for parameter in policy.parameters())
-    keep: dict[str, Any] = {} if world.data_size > 1 or frozen else {"reshard_after_forward": False}
-    mesh = world.mesh[DATA]
+    keep: dict[str, Any] = {} if world.shard_size > 1 or frozen else {"reshard_after_forward": False}
+    mesh = world.mesh[REPLICA, DATA] if world.replicas > 1 else world.mesh[DATA]
     for layer in policy.lm.model.layers:  # type: ignore[union-attr]
         fully_shard(layer, mesh=mesh, mp_policy=precision, **keep)
     fully_shard(policy, mesh=mesh, mp_policy=precision, **keep)
@@ -290,10 +311,17 @@ def keeps_whole_gradients(policy: nn.Module, world: World) -> bool:
     return 4 * parameters <= WHOLE_GRADIENTS * torch.cuda.get_device_properties(world.device).total_memory
 
 
-def set_gradient_sync(policy: nn.Module, world: World, last: bool) -> None:
-    """Sum gradients over ranks in the next backward pass, or (not `last`) only add them up on each."""
-    if world.mesh is not None:
-        cast(FSDPModule, policy).set_requires_gradient_sync(last)
+def set_gradient_sync(policy: nn.Module, world: World, last: bool, once: bool) -> None:
+    """Say what the next backward pass does with gradients. Over replicas they are summed in the step's `last` alone.
+
+    once: so are they over the ranks of a replica, and each adds them up until then; else they are summed every time.
+    """
+    if world.mesh is None:
+        return
+    fsdp = cast(FSDPModule, policy)
+    fsdp.set_requires_gradient_sync(last or not once)
+    if world.replicas > 1:
+        fsdp.set_requires_all_reduce(last)
 
 
 def give_back(policy: nn.Module) -> None:
@@ -305,19 +333,22 @@ def give_back(policy: nn.Module) -> None:
             module.reshard()
 
 
-def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
+def clip_gradients(parameters: list[nn.Parameter], limit: float, world: World) -> Tensor:
     """Scale gradients to a joint norm of at most `limit`; returns the norm before that, a scalar on the device.
 
     As torch.nn.utils.clip_grad_norm_, which cannot mix tensors of several meshes (tensor parallel layers and others).
+    Each replica adds its norm up by itself, in an order of its own: all take one, or they would drift apart.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     groups: dict[Any, list[Tensor]] = {}
     for grad in grads:
         groups.setdefault(getattr(grad, "device_mesh", None), []).append(grad)
-    if len(groups) < 2:
+    if len(groups) < 2 and world.replicas == 1:
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
     norms = [whole(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
     norm = torch.linalg.vector_norm(torch.stack(norms))
+    if world.replicas > 1:
+        norm = world.max(norm)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([cast(Any, grad).to_local() for grad in grads], scale)
     return norm
@@ -334,9 +365,9 @@ def counted_here(tensor: Tensor, world: World) -> bool:
         return True
     sharded = set()
     if isinstance(tensor, DTensor):
-        names = tensor.device_mesh.mesh_dim_names or ()
-        sharded = {name for name, place in zip(names, tensor.placements, strict=True) if not place.is_replicate()}
-    return all(name in sharded or world.mesh.get_local_rank(name) == 0 for name in (DATA, TENSOR))
+        named = zip(_names(tensor.device_mesh), tensor.placements, strict=True)
+        sharded = {name for name, place in named if not place.is_replicate()}
+    return all(name in sharded or world.mesh.get_local_rank(name) == 0 for name in _names(world.mesh))
 
 
 def own_region(tensor: Tensor) -> tuple[slice, ...]:

@@ -38,7 +38,8 @@ class Footprint:
     def of(cls, lm: Any, config: RunConfig, ranks: int, tensor: int = 1, sharded: bool = True) -> Footprint:
         """Of a model, on the meta device or not.
 
-        ranks: of the trainer; tensor: those that share a layer. sharded: the weights are FSDP's (one rank, too).
+        ranks: that a replica is sharded over; tensor: those of them that share a layer. sharded: the weights are FSDP's
+            (one rank, too).
         """
         adapters = sum(p.numel() for n, p in lm.named_parameters() if is_adapter(n))
         whole = sum(p.numel() for p in lm.parameters()) - adapters
@@ -69,7 +70,9 @@ def require_room(lm: Any, config: RunConfig, world: World) -> None:
     """
     if world.device.type == "cuda":
         free, size = torch.cuda.mem_get_info(world.device)
-        footprint = Footprint.of(lm, config, world.size, world.tensor_size, world.mesh is not None)
+        footprint = Footprint.of(
+            lm, config, world.shard_size * world.tensor_size, world.tensor_size, world.mesh is not None
+        )
         problem = room_problem(footprint, free, size, gives_memory_away(config))
         if problem is not None:
             raise problem
@@ -130,8 +133,8 @@ def room_problem(footprint: Footprint, free: int, size: int, shared: bool = Fals
     )
     if need > size:
         return UserError(
-            f"{needs} there is too little: give allocation_mode more training GPUs, train low-rank adapters "
-            "(model.lora.rank=32), or choose a smaller model (`clusterkit presets plan` works it out)"
+            f"{needs} there is too little: give allocation_mode more training GPUs (or a larger s), train low-rank "
+            "adapters (model.lora.rank=32), or choose a smaller model (`clusterkit presets plan` works it out)"
         )
     if (footprint.loaded if shared else need) > free:
         return RunError(

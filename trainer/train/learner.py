@@ -18,13 +18,14 @@ from trainer.algorithms.objective import objective
 from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
 from trainer.config_parts import LESS_MEMORY
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 from trainer.train.distributed import (
     World,
     clip_gradients,
     give_back,
     keeps_whole_gradients,
     set_gradient_sync,
+    shard,
 )
 from trainer.train.flops import ModelFlops, Work
 from trainer.train.layers import can_compile, prepare_layers
@@ -36,7 +37,7 @@ from trainer.train.offload import HostRoom
 from trainer.train.packing import PackedBatch, pack, share_out
 from trainer.train.prefixes import prefix_groups
 from trainer.train.shares import Plan, deal
-from trainer.train.tensorparallel import parameter_groups, share_out_layers
+from trainer.train.tensorparallel import parameter_groups, split_layers
 from trainer.train.weightfiles import Weights
 from trainer.types import Row
 
@@ -95,9 +96,18 @@ class Learner:
         self.flops = ModelFlops.of(lm)
         compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
         self._kernel_shares = keeps_kernel(lm, world.device, world.dtype)
-        prepare_layers(lm, config.model.gradient_checkpointing, compiled)
+        # Layers that ranks share are compiled only where that is asked for: it was never run on GPUs.
+        layers_compiled = compiled and (world.tensor_size == 1 or config.train.compile is not None)
+        if layers_compiled and world.tensor_size > 1 and config.model.gradient_checkpointing == "full":
+            raise UserError(
+                "train.compile=true: PyTorch cannot compile layers that tensor parallel ranks share (t) where all of "
+                "their activations are computed again: set model.gradient_checkpointing=selective, or leave "
+                "train.compile out"
+            )
+        split_layers(lm, world)
+        prepare_layers(lm, config.model.gradient_checkpointing, layers_compiled)
         self.policy = PolicyModel(lm, compiled)
-        share_out_layers(self.policy, world)
+        shard(self.policy, world)
         if weights is not None:
             fill(lm, weights, world.device)
         self.base = base_digest(self.policy, world)  # of what adapters belong to, for their checkpoints
@@ -197,7 +207,7 @@ class Learner:
                 if (number == 0 or self.world.mesh is None) and abandon():
                     self.optimizer.zero_grad(set_to_none=True)
                     raise StepAbandonedError
-                set_gradient_sync(self.policy, self.world, not self._sync_once or number == len(batches) - 1)
+                set_gradient_sync(self.policy, self.world, number == len(batches) - 1, self._sync_once)
                 batch = self._pack(members)
                 whole = self._whole(members)
                 loss, part, deviation = self._loss(batch)
@@ -206,7 +216,7 @@ class Learner:
                 sums += part
                 worst = torch.maximum(worst, deviation)
                 work += (batch.layout.num_tokens, len(batch.targets), self.flops.squares(batch.layout.spans), *whole)
-            norm = clip_gradients(list(self.policy.parameters()), self.config.train.grad_clip)
+            norm = clip_gradients(list(self.policy.parameters()), self.config.train.grad_clip, self.world)
             finite = bool(torch.isfinite(norm))
             if finite:
                 self.optimizer.step()
@@ -259,7 +269,7 @@ class Learner:
         return plan, self.world.broadcast(len(rows))
 
     def _pack(self, rows: list[Row]) -> PackedBatch:
-        return pack(rows, self.world.device, self.shares_prefixes)
+        return pack(rows, self.world.device, self.shares_prefixes, self.world.tensor_size)
 
     def _whole(self, rows: list[Row]) -> tuple[int, int, float]:
         """Tokens, loss positions and Σ length² of rows if each were computed whole."""

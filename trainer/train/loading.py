@@ -20,12 +20,12 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from trainer.config import RunConfig
 from trainer.config_parts import ModelConfig
-from trainer.train.distributed import World, own_region
+from trainer.train.distributed import World, own_region, shard
 from trainer.train.gpu_footprint import require_room
 from trainer.train.logprobs import PolicyModel
 from trainer.train.lora import AdaptedWeights, add_adapters
 from trainer.train.model import check_weights, copy_in, empty_lm, load_lm, readable
-from trainer.train.tensorparallel import share_out_layers
+from trainer.train.tensorparallel import split_layers
 from trainer.train.weightfiles import WeightFiles, Weights, WholeWeights, has_safetensors
 
 ROWS_AT_ONCE = 4096
@@ -68,7 +68,8 @@ class Origin:
         """The model as it is now, never to be trained, in the dtype of the passes; shared out as the trained one is."""
         policy = PolicyModel(copy_in(self.lm, self.world.dtype))
         if self.world.size > 1:
-            share_out_layers(policy, self.world)
+            split_layers(policy.lm, self.world)
+            shard(policy, self.world)
         self._filled(policy.lm)
         return policy
 

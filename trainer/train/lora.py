@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from trainer.config_lora import ALL_LINEAR, LoraConfig
 from trainer.errors import UserError
 from trainer.seeding import derive_seed
-from trainer.train.distributed import World, counted_here, local_part, whole, with_local_part
+from trainer.train.distributed import TENSOR, World, counted_here, local_part, whole, with_local_part
 from trainer.train.logprobs import PolicyModel
 from trainer.train.packing import PackedBatch
 from trainer.train.weightfiles import Region, Shape, Weights
@@ -242,4 +242,6 @@ def _all_rows(tensor: Tensor) -> Tensor:
     """All rows of A that belong to this rank's columns; FSDP2 has shared the rows out."""
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.redistribute(placements=[Replicate(), *tensor.placements[1:]]).to_local()
+    names = tensor.device_mesh.mesh_dim_names or ()
+    places = [place if name == TENSOR else Replicate() for name, place in zip(names, tensor.placements, strict=True)]
+    return tensor.redistribute(placements=places).to_local()

@@ -171,13 +171,14 @@ def _balanced(items: Sequence[T], costs: Sequence[int], bins: int) -> list[list[
     return found
 
 
-def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBatch:
+def pack(rows: list[Row], device: torch.device, share: bool = True, multiple: int = 1) -> PackedBatch:
     """Pack rows into one row, common prefixes once.
 
     Without rows the batch is one token of weight 0, so that its forward and backward pass still take place.
 
     Args:
         share: whether common prefixes are packed once.
+        multiple: of which the number of tokens is to be one; the row is filled up at its end.
     """
     if not rows:
         rows = [Row([0], [0], [0.0], advantage=0.0, weight=0.0, trajectory=-1)]
@@ -194,6 +195,7 @@ def pack(rows: list[Row], device: torch.device, share: bool = True) -> PackedBat
             targets += len(row.response_ids)
             # The last token predicts nothing that is trained on. It stays, so that the ids are those that were sampled.
             segments.add(token_array(row)[group.prefix :], head, len(row.response_ids))
+    segments.fill_up(multiple)
     counts = [len(row.response_ids) for row in rows]
 
     def floats(values: Iterable[Sequence[float]]) -> Tensor:
@@ -253,6 +255,16 @@ class _Segments:
         self.loss_index.append(np.arange(self._end - trained - 1, self._end - 1))
         self.targets.append(ids[len(ids) - trained :])
         return len(self.lengths) - 1
+
+    def fill_up(self, multiple: int) -> None:
+        """Append a segment of token 0, of which nothing is trained, up to a multiple of tokens.
+
+        Its positions go on, so that a model's own forward pass sees one conversation, whose tokens look back only.
+        """
+        if lacking := -self._end % multiple:
+            after = int(self.positions[-1][-1]) + 1
+            self.add(np.zeros(lacking, dtype=np.int32))
+            self.positions[-1] += after
 
 
 def _on(values: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -94,12 +94,14 @@ def _compare(learner: Learner, longest: int, vocabulary: int) -> Parity:
         # With gradients, as in training: what is compiled for it is compiled once.
         with torch.enable_grad():
             rows = [neighbour, sibling, row] if shares else [neighbour, row]
-            logp = token_logprobs(learner.policy, pack(rows, world.device, shares), 1.0, COMPARED)[0]
+            batch = pack(rows, world.device, shares, world.tensor_size)
+            logp = token_logprobs(learner.policy, batch, 1.0, COMPARED)[0]
         ours = logp.detach()[-count:]
         del logp
         give_back(learner.policy)
         with torch.no_grad():
-            own = learner.policy(pack([row], world.device), 1.0, COMPARED, own=True)[0]
+            batch = pack([row], world.device, multiple=world.tensor_size)
+            own = learner.policy(batch, 1.0, COMPARED, own=True)[0]
         give_back(learner.policy)
     finally:
         learner.policy.train(was_training)

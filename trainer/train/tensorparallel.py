@@ -1,29 +1,48 @@
 """Tensor parallel layers: the heads of attention and the columns of the feed-forward part, shared out over ranks.
 
-Column-wise, then row-wise (Shoeybi et al. 2019, "Megatron-LM"): two sums over the ranks a layer and pass. Embedding,
-norms and output layer stay whole on all ranks, and so do the activations between the parts of a layer.
+Column-wise, then row-wise (Shoeybi et al. 2019, "Megatron-LM"). Between the parts of a layer each rank has its share of
+the packed row's tokens, norms them and adds them up (sequence parallel, Korthikanti et al. 2022): where a part begins
+the row is gathered, and where it ends, sums are scattered, which together costs what one sum over the ranks would. So
+what checkpointing keeps of a layer is shared out, too. The ranks divide the row: `pack` fills it up. Embedding and
+output layer stay whole on all ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from trainer.config import RunConfig
 from trainer.errors import UserError
-from trainer.train.distributed import TENSOR, World, shard
+from trainer.train.distributed import TENSOR, World
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+WHOLE, BY_TOKENS = Replicate(), Shard(1)
+"""Hidden states [1, tokens, width] on the ranks that share a layer."""
 
 
 def tensor_degree(config: RunConfig) -> int:
     """Ranks that share a layer: the t of the training part of allocation_mode."""
     mode = config.allocation
     return mode.training.layout.tensor if mode is not None and mode.training is not None else 1
+
+
+def shard_ranks(config: RunConfig) -> int:
+    """Data parallel ranks that a replica is sharded over: the s of the training part; 0: all, which are one replica."""
+    mode = config.allocation
+    return mode.training.layout.shard if mode is not None and mode.training is not None else 0
 
 
 def check_split(model: Any, ranks: int) -> None:
@@ -65,42 +84,54 @@ def _share_out(module: nn.Module, mesh: DeviceMesh, placements: dict[str, Placem
 
 
 def split_layers(lm: Any, world: World) -> None:
-    """Share the layers of a transformers model out over the ranks of a row of the mesh, in place; before FSDP.
+    """Share the layers of a transformers model out over the ranks of a row of the mesh, in place.
+
+    Do it before FSDP shards it, and before `prepare_layers`: pieces of a feed-forward part are gathered one at a time.
 
     Raises:
         UserError: the architecture is not known here, or the ranks do not divide its heads.
     """
+    if world.mesh is None or world.tensor_size == 1:
+        return
     check_split(lm.config, world.tensor_size)
-    assert world.mesh is not None
+    mesh = world.mesh[TENSOR]
+    trained = {name: parameter.requires_grad for name, parameter in lm.named_parameters()}
     for layer in lm.model.layers:
         plan: dict[str, Any] = {
+            "input_layernorm": SequenceParallel(),
+            "self_attn": PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": BY_TOKENS}, desired_input_kwarg_layouts={"hidden_states": WHOLE}
+            ),
             "self_attn.q_proj": _ByColumns(),
             "self_attn.k_proj": _ByColumns(),
             "self_attn.v_proj": _ByColumns(),
-            "self_attn.o_proj": _ByRows(),
+            "self_attn.o_proj": _ByRows(output_layouts=BY_TOKENS),
+            "post_attention_layernorm": SequenceParallel(use_local_output=True),
             "mlp.gate_proj": _ByColumns(),
             "mlp.up_proj": _ByColumns(),
-            "mlp.down_proj": _ByRows(),
+            "mlp.down_proj": _ByRows(output_layouts=BY_TOKENS),
         }
         for norm in ("q_norm", "k_norm"):
             if hasattr(layer.self_attn, norm):
                 # Every rank norms its own heads [1, tokens, heads, d] with one weight: its gradient is summed.
                 plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-        trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
-        parallelize_module(layer, world.mesh[TENSOR], plan)
-        for name, parameter in layer.named_parameters():
-            parameter.requires_grad_(trained[name])  # SequenceParallel has frozen norms learn
+        parallelize_module(layer, mesh, plan)
+        layer.mlp.forward = _gathering(layer.mlp.forward, mesh)
+    share = PrepareModuleInput(input_layouts=WHOLE, desired_input_layouts=BY_TOKENS, use_local_output=True)
+    parallelize_module(lm.model, mesh, {"layers.0": share, "norm": SequenceParallel()})
+    gather = PrepareModuleOutput(output_layouts=BY_TOKENS, desired_output_layouts=WHOLE)
+    parallelize_module(lm.model.norm, mesh, gather)
+    for name, parameter in lm.named_parameters():
+        parameter.requires_grad_(trained[name])  # SequenceParallel has frozen norms learn
 
 
-def share_out_layers(policy: nn.Module, world: World) -> None:
-    """Share a `PolicyModel` out over the ranks in place: its layers over those of a row of the mesh, all over the rest.
+def _gathering(part: Callable[[Tensor], Tensor], mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
+    """A part of a layer for the tokens of all ranks; each gives its own, as many as the others."""
 
-    Raises:
-        UserError: as `split_layers`.
-    """
-    if world.tensor_size > 1:
-        split_layers(policy.lm, world)
-    shard(policy, world)
+    def forward(hidden: Tensor) -> Tensor:
+        return part(DTensor.from_local(hidden, mesh, [BY_TOKENS], run_check=False).redistribute(placements=[WHOLE]))
+
+    return forward
 
 
 def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

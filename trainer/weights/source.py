@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 
-from trainer.train.distributed import World, local_part
+from trainer.train.distributed import DATA, World, local_part
 from trainer.train.learner import Learner
 from trainer.train.logprobs import PolicyModel
 from trainer.train.lora import Adapter, split_state
@@ -93,8 +93,15 @@ class WeightSource:
         return self._state[name] if adapter is None else adapter.merged(self._state[name])
 
     def _gather(self, pieces: list[Piece], locals_: list[Tensor], views: dict[str, Tensor]) -> None:
-        """Bring the row shards of several tensors together in one message a rank; each casts its own first."""
-        size, device = self.world.size, self.world.device
+        """Bring the row shards of several tensors together in one message a rank; each casts its own first.
+
+        Every replica has all of them: rank 0's sends them to it, or each keeps them to itself.
+        """
+        assert self.world.mesh is not None
+        mesh, device = self.world.mesh[DATA], self.world.device
+        size, group = mesh.size(), mesh.get_group()
+        if not self.everywhere and dist.get_global_rank(group, 0):
+            return
         # FSDP2 splits rows as torch.chunk does: all ranks but the last ones have the same number.
         rows = [-(-piece.shape[0] // size) for piece in pieces]
         slot = [count * (piece.nbytes // piece.shape[0]) for count, piece in zip(rows, pieces, strict=True)]
@@ -108,13 +115,13 @@ class WeightSource:
             return message[starts[index] : end].view(piece.dtype).view(count, *piece.shape[1:])
 
         everyone = range(len(pieces))
-        _copy([part(sent, i, self.world.rank) for i in everyone], locals_)
+        _copy([part(sent, i, mesh.get_local_rank()) for i in everyone], locals_)
         received = [torch.empty_like(sent) for _ in range(size)] if views else None
         if self.everywhere:
             assert received is not None
-            dist.all_gather(received, sent)
+            dist.all_gather(received, sent, group=group)
         else:
-            dist.gather(sent, received, dst=0)
+            dist.gather(sent, received, dst=0, group=group)
         for rank, message in enumerate(received or []):
             parts = [part(message, i, rank) for i in everyone]
             first = [rank * count for count in rows]
@@ -160,15 +167,16 @@ def refresh(replica: Any, policy: PolicyModel, world: World) -> None:
 
 
 def _split_by_rows(tensor: Tensor, world: World) -> bool:
-    """Whether every rank of the world holds some rows of it, and nothing else is to be known."""
+    """Whether every rank of a replica holds some rows of it, and nothing else is to be known."""
     if not isinstance(tensor, DTensor) or tensor.ndim == 0:
         return False
+    *replicas, last = tensor.placements
     return (
-        world.size > 1
-        and tensor.device_mesh.size() == world.size
-        and len(tensor.placements) == 1
-        and isinstance(tensor.placements[0], Shard)
-        and tensor.placements[0].dim == 0
+        world.shard_size > 1
+        and world.tensor_size == 1
+        and all(place.is_replicate() for place in replicas)
+        and isinstance(last, Shard)
+        and last.dim == 0
     )
 
 
