@@ -14,6 +14,8 @@ from typing import Any
 from trainer.adapter_folder import PREFIX, is_adapter_folder
 
 TIED_HEAD = "lm_head.weight"
+ROUTERS = {"gate", "router", "shared_expert_gate"}
+"""Layers that choose among experts; like these they get no adapters."""
 SAMPLED_BYTES = 4096
 """Of a tensor, for `weights_digest`."""
 
@@ -94,27 +96,35 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def linear_layers(folder: Path) -> list[str]:
     """Names of the linear layers of a checkpoint's decoder layers, such as q_proj. Raises OSError or ValueError."""
     inside = (name.split(".") for name, shape in tensor_shapes(folder).items() if len(shape) == 2)
-    return sorted({parts[-2] for parts in inside if parts[:2] == ["model", "layers"] and parts[-1] == "weight"})
+    layers = {
+        parts[-2]
+        for parts in inside
+        if parts[:2] == ["model", "layers"] and parts[-1] == "weight" and "experts" not in parts
+    }
+    return sorted(layers - ROUTERS)
 
 
 def weights_digest(folder: Path) -> str:
     """Digest of a folder's weights by the first bytes of every tensor: it tells models apart, and reads little.
 
     Training changes all of a tensor, so those of another start, another step or another merge differ. It does not
-    depend on paths and times, which differ between hosts that have a copy each. Raises OSError or ValueError.
+    depend on paths, times, and how tensors are spread over files, which differ between copies.
+    Raises OSError or ValueError.
     """
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
+    found: dict[str, bytes] = {}
+    for file in folder.glob("*.safetensors"):
         entries = header(file)
         with file.open("rb") as stream:
             first = 8 + int.from_bytes(stream.read(8), "little")
-            for name, entry in sorted(entries.items()):
+            for name, entry in entries.items():
                 if name != "__metadata__":
                     start, end = entry["data_offsets"]
                     stream.seek(first + start)
-                    digest.update(f"{name} {entry['dtype']} {entry['shape']} ".encode())
-                    digest.update(stream.read(min(end - start, SAMPLED_BYTES)))
-    return digest.hexdigest()
+                    told = f"{name} {entry['dtype']} {entry['shape']} ".encode()
+                    found[name] = hashlib.sha256(told + stream.read(min(end - start, SAMPLED_BYTES))).digest()
+    if not found:
+        raise ValueError(f"{folder} holds no .safetensors file")
+    return hashlib.sha256(b"".join(found[name] for name in sorted(found))).hexdigest()
 
 
 def header(file: Path) -> dict[str, Any]:

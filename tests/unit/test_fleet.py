@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from builders import small_config
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from trainer.config import RunConfig
 from trainer.engines.dialects import make_dialect
@@ -63,6 +63,11 @@ def test_servers_of_other_weights_or_adapters_are_told_from_the_runs_own(tmp_pat
     model = folder_of(tmp_path / "base", 0)
     own = weights_digest(model)
     assert own == weights_digest(Path(shutil.copytree(model, tmp_path / "elsewhere")))
+    tensors = load_file(model / "model.safetensors")
+    for number, name in enumerate(("b", "a")):  # a copy in other files
+        (tmp_path / "split").mkdir(exist_ok=True)
+        save_file({name: tensors[name]}, tmp_path / "split" / f"model-{number}.safetensors")
+    assert own == weights_digest(tmp_path / "split")
     config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm", "model.lora.rank=4")
     folder = registry.folder_of(RunPaths.of(config).logs)
     assert with_other_weights(config, model) == set()
@@ -102,6 +107,10 @@ def test_a_server_of_another_base_is_refused_by_name(tmp_path: Path) -> None:
     engine = ServedEngine(ServerPool(dialect.health_path), dialect, folder_of(tmp_path / "base", 0), set())
     started(folder, "server-3", "another", 4)
     fleet = Fleet(engine, folder, config)
+    (engine.model / "model.safetensors").rename(tmp_path / "away")  # shared storage that is away for a moment
+    found = asyncio.run(fleet.look())
+    assert "the weights that the run begins with cannot be read" in fleet.missing(found)
+    (tmp_path / "away").rename(engine.model / "model.safetensors")
     found = asyncio.run(fleet.look())
     assert fleet.usable() == 0
     assert "server-3 on" in fleet.missing(found)

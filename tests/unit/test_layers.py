@@ -19,7 +19,9 @@ from builders import (
     small_config,
     small_parts,
 )
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
+from trainer.errors import UserError
 from trainer.train import attention, chunks, layers
 from trainer.train.layout import PackedLayout
 from trainer.types import Row
@@ -110,6 +112,15 @@ def test_pieces_are_compiled_once_for_any_number_of_them(compiled: Any, monkeypa
 
     assert relative_difference(found, expected) <= 1e-5
     assert compiled["stats"]["unique_graphs"] == graphs <= 8  # the two sides of a piece, and each with and without grad
+
+
+def test_layers_without_a_part_for_pieces_are_refused() -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    lm = Lfm2ForCausalLM(Lfm2Config(**sizes, num_attention_heads=2, num_key_value_heads=2))
+    with pytest.raises(
+        UserError, match=r"=chunked: layers of Lfm2ForCausalLM .*: set model\.gradient_checkpointing=full"
+    ):
+        layers.prepare_layers(lm, "chunked", compiled=False)
 
 
 def test_sampling_does_not_go_through_what_training_compiled(compiled: Any) -> None:

@@ -264,6 +264,29 @@ def test_a_merged_model_follows_its_adapter_and_goes_when_nobody_uses_it(folder:
     assert sorted((tmp_path / "cache" / "merged").iterdir()) == sorted([begun_with, third])
 
 
+def test_in_somebody_elses_cache_a_run_gets_a_merged_model_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(folder, tmp_path / "checkpoint", "checkpoint.merged=false")
+    adapter, cache = tmp_path / "checkpoint", str(tmp_path / "cache")
+    theirs, utime = whole_model(adapter, cache), os.utime
+
+    def refused(path: Path, *rest: Any) -> None:  # tests may run as root, whom no file refuses
+        if path.parent == theirs:
+            raise PermissionError(path)
+        utime(path, *rest)
+
+    monkeypatch.setattr(os, "utime", refused)
+    left = theirs.with_name(f"{adapterfiles.UNUSED}1-old")
+    left.mkdir()
+
+    own = whole_model(adapter, cache, run="one/trial")
+
+    assert own != theirs
+    assert (own / adapterfiles.RUN).read_text() == "one/trial\n"
+    assert sorted((tmp_path / "cache" / "merged").iterdir()) == sorted([own, theirs])
+
+
 def test_a_merge_that_fails_is_told_in_words_and_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

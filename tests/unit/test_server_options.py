@@ -60,6 +60,8 @@ def test_a_server_prepares_the_layers_that_adapters_are_for_not_embedding_and_ou
 ) -> None:
     layer = {f"model.layers.0.{name}.weight": torch.zeros(2, 2) for name in ("self_attn.q_proj", "mlp.down_proj")}
     others = {name: torch.zeros(4, 2) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    experts = ("mlp.gate", "mlp.experts.0.up_proj")  # which get no adapters
+    others |= {f"model.layers.0.{name}.weight": torch.zeros(2, 2) for name in experts}
     save_file(layer | others | {"model.layers.0.input_layernorm.weight": torch.zeros(2)}, model / "model.safetensors")
 
     def modules(**lora: Any) -> list[str]:

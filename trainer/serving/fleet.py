@@ -114,7 +114,12 @@ class Fleet:
     async def _join(self, one: Registration) -> None:
         server = Server(one.name, one.url, idle=one.idle)
         try:
-            if problem := await self._foreign(one):
+            problem = await self._foreign(one)
+        except (OSError, ValueError) as error:  # a hiccup of shared storage, say: look again
+            self._tell_once(one, f"the weights that the run begins with cannot be read: {error}")
+            return
+        try:
+            if problem:
                 raise EngineError(problem)
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
             if self._doubtful.get(one.name) == one.started:
@@ -136,12 +141,18 @@ class Fleet:
         self._doubtful.pop(one.name, None)
         log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
 
+    def _tell_once(self, one: Registration, problem: str) -> None:
+        if self._last.get(one.name) != problem:
+            self._last[one.name] = problem
+            log.warning("engine server %s cannot be used yet: %s", one.name, problem)
+
     async def _foreign(self, one: Registration) -> str:
-        """Why the weights that a server was started with are not this run's; empty where they are."""
-        try:
-            self._base = self._base or await asyncio.to_thread(weights_digest, self.engine.model)
-        except (OSError, ValueError) as error:
-            raise EngineError(f"the weights that the run begins with cannot be read: {error}") from error
+        """Why the weights that a server was started with are not this run's; empty where they are.
+
+        Raises:
+            OSError, ValueError: those of the run cannot be read now.
+        """
+        self._base = self._base or await asyncio.to_thread(weights_digest, self.engine.model)
         if one.serves(self._base, served_rank(self.config)):
             return ""
         return (

@@ -34,6 +34,8 @@ from trainer.train.lora import A, Adapter, B
 
 MADE_OF, RUN = ".made-of.json", ".begun-by"
 """Files of a merged model: its adapter, with the time of its last use as their own; and a run that began with it."""
+UNUSED = ".unused-"
+"""How the name of one begins that is being removed."""
 SUPERSEDED_SECONDS, UNUSED_SECONDS = 86400.0, 30 * 86400.0
 """After so long without use a merged model is removed: one whose adapter has changed since, and any other."""
 
@@ -77,20 +79,37 @@ def whole_model(folder: Path, cache_dir: str = "", *, run: str = "") -> Path:
         return folder
     adapter, base = AdapterFolder.read(folder), adapter_base(folder, cache_dir)
     place = cache_root(cache_dir) / "merged" / f"{folder.name}-{_digest(folder, base)}"
-    if not place.is_dir():
-        try:
-            with staged_folder(place) as staging:
-                _merge(adapter, base, staging)
-                (staging / MADE_OF).write_text(json.dumps({"adapter": str(folder.resolve())}), encoding="utf-8")
-        except UserError:
-            if not place.is_dir():  # else another process was faster
-                raise
-    with suppress(OSError):  # somebody else's cache
+    _make(place, adapter, base)
+    if not _noted(place, run):  # somebody else's, who may remove it: make one of our own
+        place = place.with_name(f"{place.name}-{os.getuid()}")
+        _make(place, adapter, base)
+        _noted(place, run)
+    _remove_unused(place, str(folder.resolve()))
+    return place
+
+
+def _make(place: Path, adapter: AdapterFolder, base: Path) -> None:
+    """Merge an adapter into a folder, unless that is there."""
+    if place.is_dir():
+        return
+    try:
+        with staged_folder(place) as staging:
+            _merge(adapter, base, staging)
+            (staging / MADE_OF).write_text(json.dumps({"adapter": str(adapter.folder.resolve())}), encoding="utf-8")
+    except UserError:
+        if not place.is_dir():  # else another process was faster
+            raise
+
+
+def _noted(place: Path, run: str) -> bool:
+    """Note that a merged model is used now, and by which run; whether that could be done."""
+    try:
         os.utime(place / MADE_OF)
         if run:
             write_atomic(place / RUN, run + "\n")
-    _remove_unused(place, str(folder.resolve()))
-    return place
+    except OSError:
+        return False
+    return True
 
 
 def _remove_unused(place: Path, adapter: str) -> None:
@@ -99,12 +118,16 @@ def _remove_unused(place: Path, adapter: str) -> None:
     What a run began with stays, and what earlier versions merged: they have not noted what it is for.
     """
     for other in place.parent.iterdir():
+        if other.name.startswith(UNUSED):  # of a removal that was cut short
+            shutil.rmtree(other, ignore_errors=True)
+            continue
         with suppress(OSError, ValueError, KeyError):
             made_of = json.loads((other / MADE_OF).read_text(encoding="utf-8"))
             longest = SUPERSEDED_SECONDS if made_of["adapter"] == adapter else UNUSED_SECONDS
             unused = time.time() - (other / MADE_OF).stat().st_mtime > longest
             if unused and other != place and not (other / RUN).exists():
-                shutil.rmtree(other)
+                gone = other.rename(other.with_name(f"{UNUSED}{os.getpid()}-{other.name}"))  # what is there is whole
+                shutil.rmtree(gone)
 
 
 def _merge(adapter: AdapterFolder, base: Path, target: Path) -> None:

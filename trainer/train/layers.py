@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.config_parts import CHUNKED
+from trainer.errors import UserError
 from trainer.train import varlen
 from trainer.train.chunks import by_chunks
 from trainer.train.offload import host_room
@@ -47,6 +48,11 @@ def prepare_layers(lm: Any, checkpointing: Checkpointing, compiled: bool) -> Non
     rank = next((module.lora_A.out_features for module in lm.model.layers.modules() if hasattr(module, "lora_A")), 0)
     for layer in lm.model.layers:
         if checkpointing in CHUNKED:
+            if not hasattr(layer, "mlp"):
+                raise UserError(
+                    f"model.gradient_checkpointing={checkpointing}: layers of {type(lm).__name__} have no `mlp` "
+                    "that could be computed by pieces: set model.gradient_checkpointing=full"
+                )
             # Compiled by itself: how many pieces there are must not be part of the layer's code.
             part = torch.compile(layer.mlp.forward, dynamic=True, backend=BACKEND) if compiled else layer.mlp.forward
             layer.mlp.forward = by_chunks(layer.mlp, part)
