@@ -146,20 +146,29 @@ def host_usage(config: RunConfig, shape: ModelShape, layout: Layout) -> Usage:
     recover      12 P / R a rank   the copy that a recover checkpoint is written from in the background
     checkpoint    b P / R a rank   that of a persistent one; twice where adapters are merged in for it
     inputs        b n h L / (t c) a rank   with offloaded activations: one input per layer (see `training_usage`)
+
+    It is pinned, and PyTorch pins the next power of two for each tensor (norms and biases are too small to count).
     """
     here, ranks = min(config.n_gpus_per_node, layout.gpus), layout.sharded_over
     copies = config.checkpoint.async_recover is not False
     merges = bool(config.model.lora.rank) and config.checkpoint.merged
-    kept = (2 if merges else 0 if config.model.lora.rank else 1) * weight_bytes(config) * shape.parameters
+    width, lora = weight_bytes(config), config.model.lora
+    resting = 3 * _pinned(shape.adapter_matrices(lora) if lora.rank else shape.matrices, FLOAT32, ranks)
+    whole = _pinned(shape.matrices, width, ranks)
     tokens, split = largest_micro_batch(config), layout.tensor * layout.context
-    inputs = weight_bytes(config) * tokens * shape.hidden * shape.layers // split
+    inputs = shape.layers * _pinned([tokens * shape.hidden], width, split)
     parts = {
-        "offloaded weights and optimizer": resting_bytes(config, shape) if config.train.offload else 0,
-        "copy for recover checkpoints": RECOVER_BYTES * trained_parameters(config, shape) if copies else 0,
-        "copy for persistent checkpoints": kept if copies else 0,
-        "layers' inputs": ranks * inputs if config.model.gradient_checkpointing == "offloaded" else 0,
+        "offloaded weights and optimizer": resting + whole * bool(lora.rank) if config.train.offload else 0,
+        "copy for recover checkpoints": resting if copies else 0,
+        "copy for persistent checkpoints": (2 if merges else 0 if lora.rank else 1) * whole if copies else 0,
+        "layers' inputs": inputs if config.model.gradient_checkpointing == "offloaded" else 0,
     }
-    return Usage({name: size * here // ranks for name, size in parts.items()})
+    return Usage({name: size * here for name, size in parts.items()})
+
+
+def _pinned(matrices: list[int], width: int, ranks: int) -> int:
+    """Return the bytes that a rank pins for its share of matrices. width: bytes of a number."""
+    return sum(1 << (-(-width * numbers // ranks) - 1).bit_length() for numbers in matrices)
 
 
 def resting_bytes(config: RunConfig, shape: ModelShape) -> int:

@@ -47,20 +47,35 @@ class ModelShape:
         """Parameters of the model."""
         return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
 
+    @property
+    def matrices(self) -> list[int]:
+        """Parameters of every matrix of the model."""
+        layer = [inputs * outputs for inputs, outputs in self._linear.values()]
+        return [self.vocabulary * self.hidden] * (1 if self.tied else 2) + layer * self.layers
+
+    def adapter_matrices(self, lora: LoraConfig) -> list[int]:
+        """Parameters of every matrix of low-rank adapters: rank x inputs and rank x outputs of each targeted one."""
+        chosen = self._linear if lora.targets == [ALL_LINEAR] else lora.targets
+        sides = [lora.rank * side for name in chosen for side in self._linear.get(name, ())]
+        return sides * self.layers if lora.rank else []
+
     def adapter_parameters(self, lora: LoraConfig) -> int:
-        """Parameters of low-rank adapters: rank x (inputs + outputs) of each targeted matrix."""
+        """Parameters of low-rank adapters."""
+        return sum(self.adapter_matrices(lora))
+
+    @property
+    def _linear(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of a layer's matrices."""
         heads, kv_heads = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        sizes = {
-            "q_proj": self.hidden + heads,
-            "k_proj": self.hidden + kv_heads,
-            "v_proj": self.hidden + kv_heads,
-            "o_proj": heads + self.hidden,
-            "gate_proj": self.hidden + self.intermediate,
-            "up_proj": self.hidden + self.intermediate,
-            "down_proj": self.intermediate + self.hidden,
+        return {
+            "q_proj": (self.hidden, heads),
+            "k_proj": (self.hidden, kv_heads),
+            "v_proj": (self.hidden, kv_heads),
+            "o_proj": (heads, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
         }
-        chosen = sizes if lora.targets == [ALL_LINEAR] else lora.targets
-        return self.layers * lora.rank * sum(sizes.get(name, 0) for name in chosen)
 
     @property
     def kv_bytes_per_token(self) -> int:

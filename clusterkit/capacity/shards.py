@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -67,19 +68,26 @@ def check_shards(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -
 
 
 def _smaller(config: RunConfig, layout: Layout) -> Iterator[Layout]:
-    """Yield the layout in replicas over one host, two, four and so on, each as large as such hosts have room for."""
+    """Yield the layout in replicas over one host, two, four and so on, each as large as such hosts have room for.
+
+    A replica is over whole hosts, or a host has a whole number of them: placement would tear others.
+    """
     data = layout.data * layout.pipeline
+    own, host = layout.tensor * layout.context, config.n_gpus_per_node
+    fitting = [s for s in range(1, data) if data % s == 0 and (host % (s * own) == 0 or s * own % host == 0)]
     hosts, most = 1, _hosts(config, layout)
     while hosts < most:
-        room = hosts * config.n_gpus_per_node // (layout.tensor * layout.context)
-        shard = max((s for s in range(1, data) if data % s == 0 and s <= room), default=0)
+        shard = max((s for s in fitting if s * own <= hosts * host), default=0)
         if shard:
             yield replace(layout, data=data, pipeline=1, expert=1, shard=shard)
         hosts *= 2
 
 
 def _hosts(config: RunConfig, layout: Layout) -> int:
-    return -(-layout.sharded_over // config.n_gpus_per_node)
+    """Return the most hosts that a replica is over, where they are filled one after the other."""
+    host, replica = config.n_gpus_per_node, layout.sharded_over
+    taken = host - math.gcd(host, replica)  # of the first one, by the replica before
+    return min(-(-(taken + replica) // host), -(-layout.gpus // host))
 
 
 def _moved(config: RunConfig, shape: ModelShape, layout: Layout) -> str:

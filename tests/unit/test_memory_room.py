@@ -4,7 +4,8 @@ GPUs that are not there.
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,9 +13,19 @@ from builders import small_config
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.errors import RunError, UserError
-from trainer.train.gpu_footprint import Footprint, out_of_memory, room_problem, row_bytes, row_problem
+from trainer.train.distributed import World
+from trainer.train.gpu_footprint import (
+    Footprint,
+    out_of_memory,
+    require_room,
+    require_row_room,
+    room_problem,
+    row_bytes,
+    row_problem,
+)
 
 GIB = 1 << 30
+SERVED = ("servers.engine=sglang", "mode=ray", "n_gpus_per_node=8", "allocation_mode=sglang:d4+fsdp:d4")
 # Qwen2.5 of 1.5, 7 and 32 billion: width, layers, heads, key/value heads, feed-forward, vocabulary, tied head
 SHAPES = {
     "1.5B": (1536, 28, 12, 2, 8960, 151936, True),
@@ -40,8 +51,7 @@ def model(name: str) -> Any:
 
 
 def footprint(name: str, ranks: int, tensor: int = 1, *settings: str) -> Footprint:
-    served = ("servers.engine=sglang", "mode=ray", "n_gpus_per_node=8", "allocation_mode=sglang:d4+fsdp:d4")
-    return Footprint.of(model(name), small_config(*served, "model.dtype=bfloat16", *settings), ranks, tensor)
+    return Footprint.of(model(name), small_config(*SERVED, "model.dtype=bfloat16", *settings), ranks, tensor)
 
 
 @pytest.mark.parametrize(
@@ -121,3 +131,27 @@ def test_rows_that_can_never_fit_are_told_before_the_first_step(ranks: int, toke
     if problem is not None:
         with pytest.raises(UserError, match=says):
             raise problem
+
+
+class Mesh(dict[str, Any]):
+    """Sizes of a mesh of ranks that are not there."""
+
+    mesh_dim_names = ("replica", "data", "tensor")
+
+    def __missing__(self, name: str) -> Any:
+        sizes = {"replica": 4, "data": 8, "tensor": 1}
+        return SimpleNamespace(size=lambda: sizes[name])
+
+
+def test_a_replica_has_the_memory_of_its_own_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
+    config = small_config("model.dtype=bfloat16", "model.gradient_checkpointing=full", *SERVED)
+    lm, world = model("32B"), World(0, 32, torch.device("cuda"), cast(Any, Mesh()))
+
+    require_room(lm, config, world)
+    require_row_room(lm, config, world, 4_096)
+    with pytest.raises(UserError, match=r"more training GPUs \(or a larger s\)"):
+        require_row_room(lm, config, world, 32_768)
+    assert row_problem(footprint("32B", 32), 32_768, row_bytes(lm.config, config, 32_768), 80 * GIB, config) is None

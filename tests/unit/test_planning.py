@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from clusterkit.capacity.preset_plan import PresetPlan, gibibytes, plan_lines, p
 from clusterkit.capacity.rows import largest_micro_batch
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.capacity.shapes import SHAPES, shape_named, shape_of
-from clusterkit.capacity.shards import between_hosts
+from clusterkit.capacity.shards import between_hosts, check_shards
 from clusterkit.common.finding import Level
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
@@ -139,19 +140,24 @@ def test_adapters_have_the_state_and_the_base_is_the_reference() -> None:
 
 def test_hosts_have_room_for_what_ranks_put_away_and_for_copies_of_checkpoints() -> None:
     config, shape = resolve("7B_n4", "memagent").config, SHAPES["qwen2.5-7b-instruct"]
-    weights = 7_615_616_512
-    assert sum(host_usage(config, shape, Layout(32)).parts.values()) == (12 + 12 + 2) * weights * 8 // 32
-    assert host_usage(config, shape, Layout(4)).total == (12 + 12 + 2) * weights
+    # PyTorch pins powers of two. Of 4-byte weights 32 ranks have 65 MiB of embedding and head each, and of each layer
+    # 1.5 MiB of two matrices, 0.2 of two and 8.1 of three; 2-byte weights have half of each.
+    mib = 2 * 128 + 28 * (2 * 2 + 2 * 0.25 + 3 * 16)
+    assert host_usage(config, shape, Layout(32)).total == 8 * (3 + 3 + 0.5) * mib * 2**20
+    assert host_usage(config, shape, Layout(4)).total == 4 * (3 + 3 + 0.5) * 8 * mib * 2**20
     waits = resolve("7B_n4", "memagent", ["checkpoint.async_recover=false", "train.offload=false"]).config
     assert host_usage(waits, shape, Layout(32)).total == 0
     moved = waits.model_copy(update={"model": waits.model.model_copy(update={"gradient_checkpointing": "offloaded"})})
-    each = 2 * largest_micro_batch(moved) * 3584 * 28
-    assert host_usage(moved, shape, Layout(32)).total == 8 * each
+    each = 2 * largest_micro_batch(moved) * 3584
+    total = host_usage(moved, shape, Layout(32)).total
+    assert total == 8 * 28 * 2 ** math.ceil(math.log2(each))
     adapted = resolve("7B_n4", "memagent", ["model.lora.rank=32", "train.offload=false"]).config
     adapters = shape.adapter_parameters(adapted.model.lora)
-    assert host_usage(adapted, shape, Layout(8)).total == 12 * adapters + 2 * 2 * weights
+    pinned = host_usage(adapted, shape, Layout(8)).parts
+    assert 12 * adapters <= pinned["copy for recover checkpoints"] < 2 * 12 * adapters
+    assert pinned["copy for persistent checkpoints"] == 2 * 8 * 4 * mib / 2 * 2**20
     plan = plan_preset("7B_n4", "memagent", ["n_nodes=4"])
-    assert any("a host that trains keeps 46.1 GiB in its own memory" in finding.message for finding in plan.findings)
+    assert any("a host that trains keeps 87.6 GiB in its own memory" in finding.message for finding in plan.findings)
 
 
 def test_adapters_are_proposed_where_all_weights_do_not_fit() -> None:
@@ -213,6 +219,18 @@ def test_replicas_without_room_are_told_to_be_larger() -> None:
     assert level_of(plan, "memory")[0] is Level.FAIL
     assert "or raise s of the training layout" in message_of(plan, "memory")
     assert "replicas of 8 GPUs over 1 host each" in message_of(plan, "shards")
+
+
+def test_replicas_that_hosts_would_tear_are_not_proposed_and_counted_as_torn() -> None:
+    settings = {"n_nodes": 3, "n_gpus_per_node": 8, "model": {"dtype": "bfloat16"}, "servers": {"engine": "sglang"}}
+    shape = SHAPES["qwen2.5-1.5b-instruct"]
+
+    def told(allocation: str) -> str:
+        config = RunConfig.model_validate({**settings, "allocation_mode": allocation})
+        return "".join(f"{one.message} {one.fix}" for one in check_shards(config, shape, 80 * GIB))
+
+    assert "'sglang:d4+fsdp:d20s4'" in told("sglang:d4+fsdp:d20")
+    assert "4 replicas of 5 GPUs over 2 hosts each" in told("sglang:d4+fsdp:d20s5")
 
 
 def test_what_replicas_cost_and_spare() -> None:

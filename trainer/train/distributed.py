@@ -337,7 +337,8 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float, world: World) -
     """Scale gradients to a joint norm of at most `limit`; returns the norm before that, a scalar on the device.
 
     As torch.nn.utils.clip_grad_norm_, which cannot mix tensors of several meshes (tensor parallel layers and others).
-    Each replica adds its norm up by itself, in an order of its own: all take one, or they would drift apart.
+    Each replica adds its norm up in an order of its own, and so does each of the ranks that share layers for what all
+    of them have (embedding and head): all take one norm, or their copies would drift apart.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     groups: dict[Any, list[Tensor]] = {}
@@ -347,7 +348,7 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float, world: World) -
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
     norms = [whole(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
     norm = torch.linalg.vector_norm(torch.stack(norms))
-    if world.replicas > 1:
+    if world.replicas > 1 or world.tensor_size > 1:
         norm = world.max(norm)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([cast(Any, grad).to_local() for grad in grads], scale)

@@ -70,12 +70,14 @@ def require_room(lm: Any, config: RunConfig, world: World) -> None:
     """
     if world.device.type == "cuda":
         free, size = torch.cuda.mem_get_info(world.device)
-        footprint = Footprint.of(
-            lm, config, world.shard_size * world.tensor_size, world.tensor_size, world.mesh is not None
-        )
-        problem = room_problem(footprint, free, size, gives_memory_away(config))
+        problem = room_problem(_footprint(lm, config, world), free, size, gives_memory_away(config))
         if problem is not None:
             raise problem
+
+
+def _footprint(lm: Any, config: RunConfig, world: World) -> Footprint:
+    replica = world.shard_size * world.tensor_size
+    return Footprint.of(lm, config, replica, world.tensor_size, world.mesh is not None)
 
 
 def require_row_room(lm: Any, config: RunConfig, world: World, tokens: int) -> None:
@@ -86,7 +88,7 @@ def require_row_room(lm: Any, config: RunConfig, world: World, tokens: int) -> N
     """
     if world.device.type == "cuda":
         size = torch.cuda.get_device_properties(world.device).total_memory
-        footprint = Footprint.of(lm, config, world.size, world.tensor_size, world.mesh is not None)
+        footprint = _footprint(lm, config, world)
         problem = row_problem(footprint, tokens, row_bytes(lm.config, config, tokens, world.tensor_size), size, config)
         if problem is not None:
             raise problem
@@ -113,7 +115,10 @@ def row_problem(footprint: Footprint, tokens: int, row: int, size: int, config: 
         return None
     less = LESS_MEMORY.get(config.model.gradient_checkpointing)
     ways = [f"set model.gradient_checkpointing={less}"] if less else []
-    ways += ["lower the agent's limits on what it reads and writes", "give allocation_mode more training GPUs"]
+    ways += [
+        "lower the agent's limits on what it reads and writes",
+        "give allocation_mode more training GPUs (or a larger s)",
+    ]
     return UserError(
         f"a conversation may have {tokens:,} tokens, and training on one takes at least {row / GIB:.1f} GiB of a GPU "
         f"beside the {footprint.trained / GIB:.1f} for the weights and the optimizer; there are {size / GIB:.1f}: "

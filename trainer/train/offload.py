@@ -120,10 +120,11 @@ def host_room(like: Tensor, *, gpu: bool) -> Tensor:
 
 
 def _may_pin(nbytes: int) -> bool:
-    """Whether the host keeps enough other memory. False where it does not say."""
+    """Whether the host keeps enough other memory; PyTorch pins the next power of two. False where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return False
+    pinned = 1 << (nbytes - 1).bit_length()
     kib = {name: int(value.split()[0]) for name, value in (line.split(":", 1) for line in lines)}
-    return kib.get("MemAvailable", 0) * 1024 - nbytes >= LEAST_FREE * kib["MemTotal"] * 1024
+    return kib.get("MemAvailable", 0) * 1024 - pinned >= LEAST_FREE * kib["MemTotal"] * 1024
