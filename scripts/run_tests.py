@@ -48,7 +48,7 @@ PARTS = {
     "learning": ("tests/learning",),
 }  # fmt: skip
 """Tests that share what is dear to start, the longest part first. The rest: integration tests that none names."""
-AT_ONCE = (os.cpu_count() or 1) + 2
+AT_ONCE = (os.cpu_count() or 1) + 1
 """Parts side by side: while one waits, the others keep the cores busy."""
 MARK = "mark.long"
 FLAGS = ("--long", "-x", "-q", "-v", "-s", "--lf", "--ff")
