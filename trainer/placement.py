@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainer.config import RunConfig
+from trainer.config_lora import ALL_LINEAR
+from trainer.hf_folder import linear_layers
+
+EVERY_LAYER = "all"
+"""SGLang's name for all layers that it can have adapters for, embedding and output layer among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,19 @@ def serves_adapters(config: RunConfig) -> bool:
 def served_rank(config: RunConfig) -> int:
     """Rank of the adapters that servers load; 0 where they get whole weights."""
     return config.model.lora.rank if serves_adapters(config) else 0
+
+
+def served_layers(config: RunConfig, model: Path) -> tuple[str, ...]:
+    """Names of the layers that servers are to prepare for adapters; none where they get whole weights, or are vLLM's,
+    which take adapters of any layer.
+
+    EVERY_LAYER stands for the layers of weights that have no known names. Raises OSError or ValueError where those in
+    the folder `model` cannot be read.
+    """
+    if config.engine != "sglang" or not serves_adapters(config):
+        return ()
+    targets = tuple(config.model.lora.targets)
+    return targets if targets != (ALL_LINEAR,) else tuple(linear_layers(model)) or (EVERY_LAYER,)
 
 
 def gives_memory_away(config: RunConfig) -> bool:

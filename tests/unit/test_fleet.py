@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -54,8 +55,10 @@ def folder_of(path: Path, seed: int) -> Path:
     return path
 
 
-def started(folder: Path, name: str, base: str, adapters: int) -> None:
-    one = registry.Registration(name, "vllm", "/m", "node", 1, 1.0, "ready", base=base, adapters=adapters)
+def started(folder: Path, name: str, base: str, adapters: int, *targets: str) -> None:
+    one = registry.Registration(
+        name, "vllm", "/m", "node", 1, 1.0, "ready", base=base, adapters=adapters, targets=targets
+    )
     registry.write(folder, one)
 
 
@@ -84,6 +87,30 @@ def test_servers_of_other_weights_or_adapters_are_told_from_the_runs_own(tmp_pat
     assert with_other_weights(whole, model) == {"same", "rank", "other"}  # an earlier version wrote "old"
     folder_of(model, 1)
     assert with_other_weights(whole, model) == {"same", "rank", "other", "whole"}
+
+
+def test_servers_that_lack_a_layer_that_adapters_are_for_are_told_from_the_runs_own(tmp_path: Path) -> None:
+    layers = ("self_attn.q_proj", "mlp.up_proj")
+    save_file({f"model.layers.0.{name}.weight": torch.zeros(2, 2) for name in layers}, tmp_path / "model.safetensors")
+    own = weights_digest(tmp_path)
+
+    def others(*settings: str) -> set[str]:
+        gpus = ("n_gpus_per_node=2", "allocation_mode=sglang:d1+fsdp:d1") if "servers.engine=sglang" in settings else ()
+        settings = ("weights.adapters=alone", "model.lora.rank=4", *gpus, *settings)
+        config = small_config(f"fileroot={tmp_path}", *settings)
+        folder = registry.folder_of(RunPaths.of(config).logs)
+        started(folder, "attention", own, 4, "q_proj")
+        started(folder, "all", own, 4, "q_proj", "up_proj")
+        started(folder, "any", own, 4)
+        old = json.loads((folder / "any.json").read_text())
+        del old["targets"]  # as an earlier version wrote it
+        (folder / "any.json").write_text(json.dumps(old))
+        return with_other_weights(config, tmp_path)
+
+    assert others("servers.engine=sglang") == {"attention"}
+    assert others("servers.engine=sglang", "model.lora.targets=[q_proj]") == set()
+    assert others("servers.engine=sglang", "model.lora.targets=[q_proj,v_proj]") == {"attention", "all"}
+    assert others("servers.engine=vllm") == set()
 
 
 def test_a_kept_server_of_another_base_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

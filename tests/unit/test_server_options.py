@@ -17,7 +17,7 @@ from trainer.engines.dialects import make_dialect
 from trainer.engines.launching import check_options
 from trainer.engines.options import MEMORY_SAVER, ServerOptions, check_window, visible_devices
 from trainer.errors import UserError
-from trainer.serving.host import server_options
+from trainer.serving.host import ServerHost, server_options
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 9}
 
@@ -68,6 +68,7 @@ def test_a_server_prepares_the_layers_that_adapters_are_for_not_embedding_and_ou
         settings = ["servers.engine=sglang", "weights.adapters=alone", "model.lora.rank=8"]
         config = resolve("135M", "needles", [*settings, *(f"model.lora.{k}={v}" for k, v in lora.items())]).config
         options = server_options(config, model, tmp_path / "log", "server-0", (0,), "127.0.0.1")
+        assert ServerHost("sglang", options, tmp_path, 0).registration.targets == options.lora_targets
         argv = make_dialect("sglang").argv(options, 1)
         return list(argv[argv.index("--lora-target-modules") + 1 :])
 

@@ -13,7 +13,7 @@ from trainer.engines.http import Server
 from trainer.engines.served import ServedEngine
 from trainer.errors import CrashError, RunError
 from trainer.hf_folder import weights_digest
-from trainer.placement import served_rank
+from trainer.placement import served_layers, served_rank
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 
@@ -38,6 +38,7 @@ class Fleet:
         self._refused: dict[str, float] = {}
         self._last: dict[str, str] = {}  # why servers left
         self._base = ""  # digest of the weights that the run begins with
+        self._layers: tuple[str, ...] = ()  # that its adapters are for
         self._doubtful: dict[str, float] = {}  # starts of servers whose weights may be torn
         self.wants_folder = False
         """Whether a server waits for the present weights in a folder, to join."""
@@ -147,17 +148,19 @@ class Fleet:
             log.warning("engine server %s cannot be used yet: %s", one.name, problem)
 
     async def _foreign(self, one: Registration) -> str:
-        """Why the weights that a server was started with are not this run's; empty where they are.
+        """Why the weights or adapters that a server was started for are not this run's; empty where they are.
 
         Raises:
             OSError, ValueError: those of the run cannot be read now.
         """
-        self._base = self._base or await asyncio.to_thread(weights_digest, self.engine.model)
-        if one.serves(self._base, served_rank(self.config)):
+        if not self._base:
+            self._layers = await asyncio.to_thread(served_layers, self.config, self.engine.model)
+            self._base = await asyncio.to_thread(weights_digest, self.engine.model)
+        if one.serves(self._base, served_rank(self.config), self._layers):
             return ""
         return (
-            f"it was started with other weights than the run begins with ({one.model}, now {self.engine.model}): end "
-            f"it with `clusterkit serve stop`, and add another one"
+            f"it was started with other weights than the run begins with ({one.model}, now {self.engine.model}), "
+            "or for other adapters: end it with `clusterkit serve stop`, and add another one"
         )
 
     async def lost(self) -> RunError:

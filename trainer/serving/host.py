@@ -13,15 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer.config import RunConfig
-from trainer.config_lora import ALL_LINEAR
 from trainer.engines.dialect import Kind
 from trainer.engines.http import Server
 from trainer.engines.launching import check_options, launch
 from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
-from trainer.hf_folder import linear_layers, weights_digest
-from trainer.placement import gives_memory_away, served_rank, serves_adapters
+from trainer.hf_folder import weights_digest
+from trainer.placement import EVERY_LAYER, gives_memory_away, served_layers, served_rank
 from trainer.serving import registry
 from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
@@ -52,6 +51,7 @@ class ServerHost:
             gpus=options.gpus,
             kept=kept,
             adapters=options.lora_rank,
+            targets=() if EVERY_LAYER in options.lora_targets else options.lora_targets,
         )
         self.stop = asyncio.Event()
         """Set from outside: the server is to end."""
@@ -168,14 +168,11 @@ def server_options(
 
 
 def _adapted_layers(config: RunConfig, model: Path) -> tuple[str, ...]:
-    """Names of the layers that adapters are for. SGLang's `all` has embedding and output layer, too: they get none."""
-    targets = tuple(config.model.lora.targets)
-    if targets != (ALL_LINEAR,) or not serves_adapters(config):
-        return targets
+    """See `served_layers`."""
     try:
-        return tuple(linear_layers(model)) or ("all",)
+        return served_layers(config, model)
     except (OSError, ValueError):  # no safetensors: the server reads other formats, too
-        return ("all",)
+        return (EVERY_LAYER,)
 
 
 async def keep(hosts: Sequence[ServerHost]) -> int:

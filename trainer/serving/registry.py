@@ -46,6 +46,7 @@ class Registration:
     base: digest of the weights that it was started with (`hf_folder.weights_digest`); empty where an older version
         wrote this.
     adapters: rank of the adapters that it was started for; 0: it gets whole weights.
+    targets: names of the layers that it can have adapters for; empty: any, or an older version wrote this.
     """
 
     name: str
@@ -63,19 +64,21 @@ class Registration:
     idle: float = 5.0
     base: str = ""
     adapters: int = 0
+    targets: tuple[str, ...] = ()
 
     @property
     def log(self) -> str:
         """Name of its log file, beside the registration."""
         return f"{self.name}.log"
 
-    def serves(self, base: str, adapters: int) -> bool:
-        """Whether it was started with these weights, and for adapters of that rank.
+    def serves(self, base: str, adapters: int, targets: tuple[str, ...]) -> bool:
+        """Whether it was started with these weights, and for adapters of that rank and of all these layers.
 
         What is published later does not tell: version 0 is what a server was started with, and adapters stay beside it.
         """
         unknown = not self.base and not adapters
-        return self.adapters == adapters and (self.base == base or unknown)
+        prepared = not self.targets or set(targets) <= set(self.targets)
+        return self.adapters == adapters and prepared and (self.base == base or unknown)
 
     def alive_here(self) -> bool:
         """Whether its host process runs, as far as this machine can tell; one on another machine counts as alive."""
@@ -112,7 +115,7 @@ def parse(text: str) -> Registration:
     try:
         known = {field.name for field in fields(Registration)}
         values = {name: value for name, value in json.loads(text).items() if name in known}
-        return Registration(**values | {"gpus": tuple(values.get("gpus", ()))})
+        return Registration(**values | {name: tuple(values.get(name, ())) for name in ("gpus", "targets")})
     except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
