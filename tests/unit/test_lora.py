@@ -280,6 +280,7 @@ def test_in_somebody_elses_cache_a_run_gets_a_merged_model_of_its_own(
     left = theirs.with_name(f"{adapterfiles.UNUSED}1-old")
     left.mkdir()
 
+    assert whole_model(adapter, cache) == theirs  # to be read now
     own = whole_model(adapter, cache, run="one/trial")
 
     assert own != theirs

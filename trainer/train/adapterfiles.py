@@ -69,7 +69,7 @@ def whole_model(folder: Path, cache_dir: str = "", *, run: str = "") -> Path:
 
     Args:
         run: a run that begins with it. What it is given stays: its servers read it again, and adapters that it saves
-            have it as their base.
+            have it as their base. So it is not one that only somebody else can keep; who just reads it now takes that.
 
     Raises:
         UserError: the adapter or its base cannot be read, or they do not belong together.
@@ -80,7 +80,7 @@ def whole_model(folder: Path, cache_dir: str = "", *, run: str = "") -> Path:
     adapter, base = AdapterFolder.read(folder), adapter_base(folder, cache_dir)
     place = cache_root(cache_dir) / "merged" / f"{folder.name}-{_digest(folder, base)}"
     _make(place, adapter, base)
-    if not _noted(place, run):  # somebody else's, who may remove it: make one of our own
+    if not _noted(place, run) and (run or not place.is_dir()):  # somebody else's, who may remove it: one of our own
         place = place.with_name(f"{place.name}-{os.getuid()}")
         _make(place, adapter, base)
         _noted(place, run)
