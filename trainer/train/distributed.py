@@ -348,8 +348,7 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float, world: World) -
         return whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
     norms = [whole(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
     norm = torch.linalg.vector_norm(torch.stack(norms))
-    if world.replicas > 1 or world.tensor_size > 1:
-        norm = world.max(norm)
+    norm = world.max(norm)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([cast(Any, grad).to_local() for grad in grads], scale)
     return norm
