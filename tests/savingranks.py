@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,42 +91,39 @@ def save(world: World, folder: Path) -> dict[str, Any]:
     return told | {"hashed": hashed, "records": records}
 
 
-def _told_of_full_disk(one: Learner, folder: Path) -> str:
-    """What this rank raises where the last rank's disk is full. All ranks have one disk here, so an error stands in."""
-
-    def full(bucket: Bucket) -> bytes:
-        raise OSError(errno.ENOSPC, f"no room for {bucket.nbytes} bytes")
-
-    real = shards._header
+def _told(one: Learner, folder: Path, name: str, instead: Callable[..., Any]) -> str:
+    """What this rank raises where the last rank has something else instead of a function of `shards`."""
+    real = getattr(shards, name)
     if one.world.rank == one.world.size - 1:
-        shards._header = full
+        setattr(shards, name, instead)
     try:
         export(one, small_parts().tokenizer, folder)
     except RunError as error:
         return str(error)
     finally:
-        shards._header = real
+        setattr(shards, name, real)
     return ""
 
 
+def _told_of_full_disk(one: Learner, folder: Path) -> str:
+    """All ranks have one disk here, so an error stands in for a full one."""
+
+    def full(bucket: Bucket) -> bytes:
+        raise OSError(errno.ENOSPC, f"no room for {bucket.nbytes} bytes")
+
+    return _told(one, folder, "_header", full)
+
+
 def _told_of_no_memory(one: Learner, folder: Path) -> str:
-    """What this rank raises where another one has no memory for its second tensor; an error stands in."""
+    """The last rank has no memory for its second tensor; an error stands in."""
+    real = shards._prepare
 
     def none_left(parts: Any, wanted: Any, holders: Any, turn: int, world: World) -> Any:
         if turn == 1:
             raise MemoryError("none is left")
         return real(parts, wanted, holders, turn, world)
 
-    real = shards._prepare
-    if one.world.rank == one.world.size - 1:
-        shards._prepare = none_left
-    try:
-        export(one, small_parts().tokenizer, folder)
-    except RunError as error:
-        return str(error)
-    finally:
-        shards._prepare = real
-    return ""
+    return _told(one, folder, "_prepare", none_left)
 
 
 def measure(world: World, folder: Path) -> dict[str, Any]:
