@@ -50,6 +50,7 @@ from clusterkit.capacity import speed
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.config.resolve import resolve
 from trainer.config import RunConfig
+from trainer.errors import UserError
 from trainer.paths import RunPaths
 from trainer.placement import gpus_per_server
 from trainer.serving import registry
@@ -114,11 +115,7 @@ class Losses:
 
     def __init__(self, fleet: Any, wanted: list[str], back: float) -> None:
         self.fleet, self.back = fleet, back
-        self.at: dict[int, str] = {}
-        for what, _, step in (one.partition("@") for one in wanted):
-            if what not in LOSSES or not step.isdigit():
-                raise SystemExit(f"--lose {what}@{step}: give one of {', '.join(LOSSES)} and a step, as in server@2")
-            self.at[int(step)] = what
+        self.at = {int(step): what for what, _, step in (one.partition("@") for one in wanted)}
         self.waited, self.requests = 2.0, 2.0
         self.rank: subprocess.Popen[str] | None = None
         self.controllers: list[int] = []
@@ -316,6 +313,21 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="the servers as actors of a Ray with a node for every host")
     parser.add_argument("--back", type=float, default=5.0, help="seconds until a lost server is there again")
     given = parser.parse_intermixed_args()
+    if not (Path(given.tokenizer) / "tokenizer_config.json").is_file():
+        parser.error(f"{given.tokenizer}: no folder with a tokenizer: name that of an instruction model")
+    for one in given.lose:
+        what, _, step = one.partition("@")
+        if what not in LOSSES or not step.isdigit():
+            parser.error(f"--lose {one}: give one of {', '.join(LOSSES)} and a step, as in server@2")
+    try:
+        resolve(given.preset, given.task, given.settings)
+    except UserError as error:
+        parser.error(str(error))
+    simulate(given)
+
+
+def simulate(given: argparse.Namespace) -> None:
+    """Run the fleet and the trainer's rank 0 to the end, and print what came of it."""
     with tempfile.TemporaryDirectory(prefix="fleet-") as name:
         work = Path(name)
         config = prepare(given, work)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from clusterkit.capacity.expected import controllers_wanted, expected_steps, why_unknown
+from clusterkit.capacity.expected import controller_share, controllers_wanted, expected_steps, why_unknown
 from clusterkit.capacity.speed import GPUS
 from clusterkit.common.text_plot import duration
 from clusterkit.config import presets
@@ -43,7 +43,8 @@ def _table(name: str) -> str:
         lines.append(_row(f"**{task}: a step**", [f"**{step.whole}**" for step in steps], told))
         sure.append(f"{task} on {steps[0].gpu}: {steps[0].sure}.")
         if wanted := controllers_wanted(config):
-            sure.append(f"{task}: rank 0 alone makes too few requests a second; `rollout.controllers={wanted}`.")
+            share = controller_share(config)
+            sure.append(f"{task}: requests take rank 0 up to {share:.0%} of sampling; `rollout.controllers={wanted}`.")
     return "\n".join([*lines, *(f"\n{line[0].upper()}{line[1:]}" for line in sure)])
 
 

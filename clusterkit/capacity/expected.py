@@ -132,16 +132,21 @@ def controller_seconds(config: RunConfig, length: float) -> float:
     return config.rollout.batch_size * config.rollout.group_size * each
 
 
-def controllers_wanted(config: RunConfig) -> int:
-    """Return the controller processes (rollout.controllers) that keep the servers busy; 0 where rank 0 does alone.
-
-    None is to be busy for more than half of the time that sampling takes on the fastest GPUs.
-    """
+def controller_share(config: RunConfig) -> float:
+    """Return how much of sampling's shortest time on the fastest GPUs one process is busy with requests; 0: unknown."""
     many = config.rollout.model_copy(update={"controllers": MANY})
     steps = expected_steps(config.model_copy(update={"rollout": many}), [MEASURED_ON])
     if not steps or "sampling" not in steps[0].parts:
-        return 0
-    needed = math.ceil(2 * controller_seconds(config, _lengths(config)[0]) / steps[0].parts["sampling"].low)
+        return 0.0
+    return controller_seconds(config, _lengths(config)[0]) / steps[0].parts["sampling"].low
+
+
+def controllers_wanted(config: RunConfig) -> int:
+    """Return the controller processes (rollout.controllers) of which none is busy for more than half of sampling.
+
+    0 where rank 0 is none, or the run has as many.
+    """
+    needed = math.ceil(2 * controller_share(config))
     return needed if needed > 1 and config.rollout.controllers < needed else 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from clusterkit.capacity import checks, timing
 from clusterkit.capacity.expected import (
     ExpectedStep,
+    controller_share,
     controllers_wanted,
     expected_steps,
     why_unknown,
@@ -268,7 +269,7 @@ def _expected_lines(plan: PresetPlan) -> list[str]:
         said += [f"{one.gpu}: from {', '.join(more)}, too."] if more else []
     if wanted := controllers_wanted(plan.config):
         said.append(
-            f"Rank 0 alone makes too few requests a second to keep these servers busy: rollout.controllers={wanted} "
-            "has processes of their own make them (docs/scale.md)."
+            f"Requests take rank 0 up to {controller_share(plan.config):.0%} of the time that sampling takes: "
+            f"rollout.controllers={wanted} has processes of their own make them (docs/scale.md)."
         )
     return [*lines, *(f"  {sentence}" for sentence in said)]

@@ -139,12 +139,12 @@ def test_half_the_hosts_take_about_twice_as_long_to_train() -> None:
     assert 3.5 < four.low / sixteen.low < 4.5
 
 
-def test_controllers_are_proposed_where_rank_0_makes_too_few_requests() -> None:
+def test_controllers_are_proposed_where_requests_take_rank_0_most_of_the_sampling() -> None:
     small, large = plan_preset("1.5B_n16", "memagent"), plan_preset("7B_n4", "memagent")
     wanted = small.as_dict()["controllers_wanted"]
 
     assert wanted > 1
-    assert f"rollout.controllers={wanted}" in "\n".join(plan_lines(small))
+    assert f"of the time that sampling takes: rollout.controllers={wanted}" in "\n".join(plan_lines(small))
     assert large.as_dict()["controllers_wanted"] == 0
     more = plan_preset("1.5B_n16", "memagent", [f"rollout.controllers={wanted}"])
     assert more.as_dict()["controllers_wanted"] == 0
