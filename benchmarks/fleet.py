@@ -51,6 +51,7 @@ from clusterkit.capacity.shapes import shape_of
 from clusterkit.config.resolve import resolve
 from trainer.config import RunConfig
 from trainer.errors import UserError
+from trainer.files import disk_error
 from trainer.paths import RunPaths
 from trainer.placement import gpus_per_server
 from trainer.serving import registry
@@ -253,20 +254,29 @@ def train(work: Path, given: argparse.Namespace, losses: Losses) -> list[dict[st
         with (work / "rank.log").open("a") as log:
             rank = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         losses.rank = rank
-        lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=_pass_on, args=(rank, lines), daemon=True).start()
-        while True:
-            try:
-                line = lines.get(timeout=losses.run())
-            except queue.Empty:
-                continue
-            if not line:
-                break
-            told.append(json.loads(line))
-            losses.hear(told[-1])
-            show(**{key: round(v, 4) if isinstance(v, float) else v for key, v in told[-1].items()})
+        try:
+            _listen(rank, losses, told)
+        except BaseException:
+            rank.kill()
+            raise
         if rank.wait() != -signal.SIGKILL:
             return told
+
+
+def _listen(rank: subprocess.Popen[str], losses: Losses, told: list[dict[str, Any]]) -> None:
+    """Add what rank 0 tells, until it ends, and have things lost meanwhile."""
+    lines: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_pass_on, args=(rank, lines), daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=losses.run())
+        except queue.Empty:
+            continue
+        if not line:
+            return
+        told.append(json.loads(line))
+        losses.hear(told[-1])
+        show(**{key: round(v, 4) if isinstance(v, float) else v for key, v in told[-1].items()})
 
 
 def _pass_on(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
@@ -323,7 +333,14 @@ def main() -> None:
         resolve(given.preset, given.task, given.settings)
     except UserError as error:
         parser.error(str(error))
-    simulate(given)
+    try:
+        simulate(given)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if (system := disk_error(error)) is None:
+            raise
+        sys.exit(f"{system.strerror or system}: free some space, or name another folder with TMPDIR")
 
 
 def simulate(given: argparse.Namespace) -> None:
