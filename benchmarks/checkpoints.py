@@ -27,13 +27,12 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.training import SHAPES, make_lm
+from benchmarks.shapes import SHAPES, make_learner
 from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.export import BackgroundExport, export
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config import RunConfig
 from trainer.train.distributed import join_world, leave_world
-from trainer.train.learner import Learner
 
 Record = dict[str, Any]
 
@@ -54,7 +53,7 @@ def rank_main(rank: int, folder: Path, a: argparse.Namespace, ranks: int) -> Non
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     world = join_world(rank, ranks, f"file://{folder}/rendezvous", dtype=getattr(torch, a.dtype))
     config = RunConfig.model_validate({"model": {"dtype": a.dtype}})
-    one = Learner(make_lm(a.shape, world.device), config, world, 10)
+    one = make_learner(a.shape, config, world)
     for parameter in one.policy.parameters():
         parameter.grad = torch.zeros_like(parameter)
     one.optimizer.step()

@@ -1,14 +1,15 @@
 """Everything that is measured on GPUs, what docs/performance.md lacks first, within a given time, on all GPUs at once.
 
     python3 benchmarks/gpu_suite.py MODEL --data DATA --seconds 1500 [--out FOLDER] [--flags="…"] [--only NAME …]
+    python3 benchmarks/gpu_suite.py MODEL --data DATA --seconds 1500 --gpus 4     # what needs two and four GPUs first
     python3 benchmarks/gpu_suite.py MODEL --data DATA --seconds 900 --cpu    # tries the scripts; figures mean nothing
 
 MODEL is SmolLM2-135M-Instruct's folder, DATA has `hotpotqa` and `math` (docs/evaluation.md). Runs the other scripts of
 this folder, trainings, and the tests that need GPUs (`tests-…`), each with a time limit and GPUs of its own, as many
 side by side as there are GPUs for; what they print is passed on line by line under their names, and kept in --out. A
-part that no longer fits into the time, or needs more GPUs than there are, is skipped with a note. A part that fails
-does not keep the others from running. Times that the host's other work would change are taken with nothing beside them.
-Ctrl-C ends them all in order.
+part that no longer fits into the time, or needs more GPUs than there are, is skipped with a note. A part that waits
+for GPUs keeps later ones waiting, a part that fails does not keep the others from running. Times that the host's other
+work would change are taken with nothing beside them. Ctrl-C ends them all in order.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ HERE = Path(__file__).resolve().parent
 GRACE_SECONDS = 15.0
 """Beyond its own limit, for ending servers."""
 STOP = threading.Event()
+SMALL_GIB = 100.0
+"""GPUs with less get smaller micro-batches."""
+PREFIXES = ("--orders", "section_first", "--documents", "4", "--seconds", "3")
+SHORT = ("--tokens", "8192", "--micro-batches", "1", "--seconds", "4")
+LOST = ("--staleness", "0", "--orders", "section_first", "--documents", "16", "--allocation", "sglang:d2+fsdp:d2")
+Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,35 @@ class Part:
     alone: bool = False
 
 
-def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
-    """All of them, what has not been measured yet first."""
+def of_several(model: str, limit: Words, served: Words, small: bool) -> list[Part]:
+    """What only several GPUs of one host can show. small: GPUs of 80 GB."""
+    tokens = ("--tokens", "16384" if small else "32768")
+    step = ("memory_step.py", model, *limit, *served, "--orders", "section_first", "--steps", "3")
+    turns = (*step, *tokens, "--staleness", "0", "--allocation")
+    large = ("--shape", "7B", "--keep-activations", "full", "--tokens", "16384", "--documents", "8")
+    width = ("training.py", "--shape", "7B", "--seconds", "4", "--tokens", "8192", "--micro-batches", "4", "--variants")
+    huge = ("training.py", "--shape", "32B", "--variants", "compiled, full", "--layouts", "d4", *SHORT)
+    grouped = ("--staleness", "0", "--allocation", "sglang:d2+fsdp:d2", "--servers-per-group", "16", "1")
+    layouts = ("compiled, selective", "--layers", "6", "--layouts", "d1", "d2", "d4", "d4s2", "d2t2")
+    return [
+        Part("shared-2", (*turns, "sglang:d2|fsdp:d2"), 200, 420, 2),
+        Part("apart-2", (*step, *tokens, "--allocation", "sglang:d1+fsdp:d1"), 260, 520, 2),
+        Part("tensor-server-2", (*turns, "sglang:t2|fsdp:d2"), 200, 420, 2),
+        Part("shared-4", (*turns, "sglang:d4|fsdp:d4"), 180, 420, 4),
+        Part("math-4", (*turns, "sglang:d4|fsdp:d4", "--workload", "math"), 180, 420, 4),
+        Part("layouts-4", (*width, *layouts), 200, 420, 4),
+        Part("lost-4", ("lost.py", model, *limit, *served, *tokens, *LOST), 240, 450, 4),
+        Part("7B-4", (*width, "compiled, full", "--layouts", "d4", "d4s2"), 120, 300, 4),
+        Part("prefixes-4", ("prefixes.py", *tokens, "--ranks", "1", "2", "4", *PREFIXES), 200, 400, 4),
+        Part("publish-4", (*step, *large, *grouped), 240, 500, 4),
+        Part("32B-lora-4", (*huge, "--lora", "64"), 120, 300, 4),
+        Part("32B-4", (*huge, "--layers", "24" if small else "48"), 120, 300, 4),
+        Part("checkpoints-4", ("checkpoints.py", "--shape", "7B", "--ranks", "4", "--repeat", "1"), 120, 300, 4),
+    ]
+
+
+def parts(model: str, data: str, flags: str, cpu: bool, small: bool = False) -> list[Part]:
+    """All of them, what needs several GPUs first, then what has not been measured yet."""
     limit = ("--seconds", "{seconds}")
     if cpu:
         tiny = (model, "--shape", "tiny", "--engine", "vllm", "--documents", "2", "--group", "2", *limit)
@@ -83,7 +117,11 @@ def parts(model: str, data: str, flags: str, cpu: bool) -> list[Part]:
     by_length = ("--parts", "hqa", "--chunk", "512", "--memory", "32", "--final", "16")
     compiled = ("--shape", "1.5B", "--variants", "compiled", "--micro-batches", "4")
     shared = ("--colocated", "--staleness", "0", "--steps", "2")
+    adapters = ("training.py", "--shape", "1.5B", "--variants", "compiled", "--lora", "0", "64", "--micro-batches", "1")
     return [
+        *of_several(model, limit, served, small),
+        Part("lora-1.5B", (*adapters, "--seconds", "5"), 100, 240),
+        Part("long-rows", ("long_rows.py",), 300, 500),
         Part("hqa", (*scores, *by_length), 300, 800, alone=True),
         Part("judge", ("memalpha_judge.py", model, "--minutes", "13", "--keep", "{out}", *served), 300, 840),
         Part("memory-step-1gpu", ("memory_step.py", model, *limit, *served, *shared), 250, 400),
@@ -173,6 +211,12 @@ def visible_gpus() -> list[str]:
     return names or [str(number) for number in range(int(asked.stdout))]
 
 
+def memory_gib() -> float:
+    """Of the first GPU; asked as `visible_gpus` asks."""
+    code = "import torch; print(torch.cuda.get_device_properties(0).total_memory / 2**30)"
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+
+
 def run_all(waiting: list[Part], deadline: float, out: Path, gpus: list[str]) -> None:
     """Start each part, in their order, as soon as there are GPUs for it; on CPUs one after another."""
     everything = len(gpus)
@@ -191,7 +235,9 @@ def run_all(waiting: list[Part], deadline: float, out: Path, gpus: list[str]) ->
                     tell(part, f"skipped: it needs {part.gpus} GPUs, and there are {everything}")
                 elif left < part.least or STOP.is_set():
                     tell(part, f"skipped: it needs {part.least:.0f} s, and {max(left, 0):.0f} s are left")
-                elif part.gpus > len(free) or (running and (part.alone or not part.gpus or alone)):
+                elif part.gpus > len(free):
+                    break  # else the small ones behind it would keep it waiting for good
+                elif running and (part.alone or not part.gpus or alone):
                     continue
                 else:
                     mine, free = free[: part.gpus], free[part.gpus :]
@@ -217,6 +263,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="for all parts together")
     parser.add_argument("--out", type=Path, default=Path("gpu-suite"))
     parser.add_argument("--flags", default="", help="more options for the servers")
+    parser.add_argument("--gpus", type=int, default=0, help="use the first so many; 0: all")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these parts, in the suite's order")
     parser.add_argument("--cpu", action="store_true", help="tiny shapes without a GPU")
     given = parser.parse_args()
@@ -225,11 +272,14 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("CLUSTERKIT_SGLANG_FLAGS", given.flags)  # of the tests
     model, data = str(Path(given.model).resolve()), str(Path(given.data).resolve())
-    known = parts(model, data, given.flags, given.cpu)
+    gpus = [] if given.cpu else visible_gpus()
+    if given.gpus > len(gpus) and not given.cpu:
+        parser.error(f"--gpus {given.gpus}: there are {len(gpus)}")
+    known = parts(model, data, given.flags, given.cpu, small=bool(gpus) and memory_gib() < SMALL_GIB)
     if unknown := set(given.only) - {part.name for part in known}:
         parser.error(f"--only {' '.join(unknown)}: there are {' '.join(part.name for part in known)}")
     wanted = [part for part in known if not given.only or part.name in given.only]
-    run_all(wanted, deadline, out, [] if given.cpu else visible_gpus())
+    run_all(wanted, deadline, out, gpus[: given.gpus or None])
 
 
 if __name__ == "__main__":

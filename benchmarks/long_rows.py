@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import training
+from shapes import SHAPES
 
 from trainer.train.flops import peak_flops
 
@@ -43,7 +44,7 @@ def line(result: dict[str, Any], first: dict[str, Any] | None) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", choices=training.SHAPES, default="7B")
+    parser.add_argument("--shape", choices=SHAPES, default="7B")
     parser.add_argument("--layers", type=int, default=0, help="of the model; 0: as many as it has")
     parser.add_argument("--lora", type=int, default=32, help="rank of the adapters; 0: all weights are trained")
     parser.add_argument("--rows", nargs="+", type=int, default=[28672], help="tokens of the row")

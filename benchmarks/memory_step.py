@@ -1,24 +1,27 @@
-"""One training step of the memory-agent workload, split into its parts; asynchronous over synchronous step time.
+"""One training step of the memory-agent workload, or of mathematics, in its parts; asynchronous over synchronous time.
 
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER [--shape 1.5B] [--staleness 0 1] [--steps 6] [--seconds 600]
         [--flags="…"] [--colocated] [--orders paper section_first] [--sharing on off] [--lora 64]
+        [--allocation "sglang:d4|fsdp:d4s2"] [--workload math] [--set KEY=VALUE]
     python3 benchmarks/memory_step.py TOKENIZER_FOLDER --shape tiny --engine vllm --steps 3 --documents 2 --group 2
 
 Real runs of the trainer (`python -m trainer`) with random weights of a shape: 32 documents of four sections of about
 2000 tokens, 8 trajectories each, 256 tokens of memory, rewards by the toss of a coin so that everything is trained on.
 SGLang samples on GPU 0, FSDP trains on GPU 1, weights go over NCCL; with --colocated both share GPU 0, weights go
-through CUDA IPC, and what is not used lies in host memory (train.offload). All runs use the server of the first one,
-unless they are --colocated. A run is ended after --steps steps, or when --seconds, counted from the start of the
-script, are over; on an H200 with the 1.5B shape the server takes 70 s and the first step, which compiles, 130 s.
+through CUDA IPC, and what is not used lies in host memory (train.offload). --allocation says it for more GPUs, in the
+words of allocation_mode. All runs use the servers of the first one, unless they share its GPUs. A run is ended after
+--steps steps, or when --seconds, counted from the start of the script, are over; on an H200 with the 1.5B shape the
+server takes 70 s and the first step, which compiles, 130 s.
 
-With --lora adapters of that rank are trained in place of all weights (docs/lora.md).
+With --lora adapters of that rank are trained in place of all weights (docs/lora.md). With --workload math a prompt is a
+short problem and a response has --response tokens, with nothing to share beyond the problem.
 
-A case is a staleness, an order of the prompt (`agent.prompt_order`), and whether shared prefixes are read and computed
-once (`train.share_prefixes`, `rollout.share_prefixes`). Printed, a JSON object a line: every step as soon as it is
-done, with its parts in seconds; for every case the median step after the first two, its parts, tokens/s of sampling and
-training, MFU, |policy ratio - 1|; and last each case's step over that of the first, and the asynchronous step over the
-synchronous one. The physical limit of the asynchronous step is the longer of the two halves of the synchronous one:
-`of_limit` is that over its own time.
+A case is a staleness, an order of the prompt (`agent.prompt_order`), whether shared prefixes are read and computed
+once (`train.share_prefixes`, `rollout.share_prefixes`), and how many servers share a broadcast of weights. Printed, a
+JSON object a line: every step as soon as it is done, with its parts in seconds; for every case the median step after
+the first two, its parts, tokens/s of sampling and training, MFU, |policy ratio - 1|; and last each case's step over
+that of the first, and the asynchronous step over the synchronous one. The physical limit of the asynchronous step is
+the longer of the two halves of the synchronous one: `of_limit` is that over its own time.
 """
 
 from __future__ import annotations
@@ -43,58 +46,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import yaml
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from shapes import SHAPES, config_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trainer.allocation import Allocation
+from trainer.allocation_text import parse as parse_allocation
 from trainer.config import RunConfig
 from trainer.paths import RunPaths
 from trainer.serving import registry
 from trainer.serving.keeper import end_hosts
 
 ROOT = Path(__file__).resolve().parents[1]
-SHAPES: dict[str, dict[str, Any]] = {
-    "1.5B": {  # Qwen2.5-1.5B
-        "vocab_size": 151936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
-    },
-    "7B": {  # Qwen2.5-7B
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-    },
-    "135M": {  # SmolLM2-135M's sizes
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-    "tiny": {
-        "vocab_size": 49152,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-}
-
-
 TOLD = ("mfu", "train_row_tokens_per_s", "rollout_tokens_per_s", "decode_roofline", "cached_share", "mismatch_logp")
 """Of every step, should the run be ended before its case is summed up."""
 
@@ -111,11 +73,16 @@ class Coin:
 
 def write_model(folder: Path, shape: str, tokenizer: str) -> None:
     torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_default_dtype(torch.bfloat16)
-    with device:
-        lm = Qwen2ForCausalLM(Qwen2Config(**SHAPES[shape], bos_token_id=0, eos_token_id=2))
-    torch.set_default_dtype(torch.float32)
+    config = config_of(shape)
+    config.bos_token_id, config.eos_token_id = 0, 2
+    if shape == "tiny":  # the vocabulary of the tokenizer, and heads as vLLM wants them
+        config.vocab_size, config.hidden_size, config.head_dim = (
+            49152,
+            128,
+            32,
+        )
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        lm = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     lm.save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
 
@@ -127,30 +94,68 @@ class Case:
     staleness: int = 0
     order: str = "paper"
     sharing: str = "on"
+    servers_per_group: int = 16
 
     @property
     def name(self) -> str:
-        return f"staleness-{self.staleness}-{self.order}-sharing-{self.sharing}"
+        return f"staleness-{self.staleness}-{self.order}-sharing-{self.sharing}-groups-of-{self.servers_per_group}"
+
+
+def allocation_of(arguments: argparse.Namespace) -> Allocation:
+    """The allocation that was asked for. Raises AllocationError."""
+    return parse_allocation(arguments.allocation or f"sglang:d1{'|' if arguments.colocated else '+'}fsdp:d1")
 
 
 def settings(arguments: argparse.Namespace, model: Path, work: Path, case: Case) -> dict[str, Any]:
-    gpus = 0 if arguments.engine == "vllm" else 1 if arguments.colocated else 2
-    allocation = ("", "sglang:d1|fsdp:d1", "sglang:d1+fsdp:d1")[gpus]
-    tiny = arguments.shape == "tiny"
-    return {
+    allocation = None if arguments.engine == "vllm" else allocation_of(arguments)
+    colocated = arguments.colocated if allocation is None else allocation.colocated
+    config: dict[str, Any] = {
         "experiment_name": "memory-step",
         "trial_name": case.name,
         "fileroot": str(work / "runs"),
         "code_dir": str(ROOT / "benchmarks"),
-        "n_gpus_per_node": gpus,
-        "allocation_mode": allocation,
+        "n_gpus_per_node": allocation.gpus if allocation else 0,
+        "allocation_mode": str(allocation or ""),
         "servers": {
             "engine": arguments.engine,
             "flags": shlex.split(arguments.flags),
-            "shutdown_on_exit": arguments.colocated,
+            "shutdown_on_exit": colocated,
         },
         "model": {"path": str(model), "dtype": "bfloat16", "lora": {"rank": arguments.lora}}
         | {"gradient_checkpointing": arguments.keep_activations},
+        **WORKLOADS[arguments.workload](arguments, work, case),
+        "reward": {"name": "memory_step:Coin"},
+        "weights": {"servers_per_group": case.servers_per_group}
+        | ({"adapters": arguments.adapters} if arguments.lora else {}),
+        "rollout": {
+            "batch_size": arguments.documents,
+            "group_size": arguments.group,
+            "max_staleness": case.staleness,
+            "share_prefixes": case.sharing == "on",
+            "gpu_memory_fraction": arguments.memory or (0.5 if colocated else 0.85),
+            "save_trajectories": False,
+        },
+        # More steps than are wanted: a run that comes to its end evaluates and writes checkpoints.
+        "train": {"total_steps": 1000, "learning_rate": 1e-6, "max_tokens_per_mb": arguments.tokens}
+        | {"offload": colocated and not arguments.keep_memory, "share_prefixes": case.sharing == "on"},
+        "eval": {"every_steps": 0, "num_tasks": 1, "blank_memory": False},
+        "checkpoint": {"ckpt_first_step": 1000, "ckpt_freq_secs": 1e9, "save_freq_epochs": 0},
+        "monitor": {"tensorboard": False},
+    }
+    for setting in arguments.settings:
+        key, _, value = setting.partition("=")
+        *path, leaf = key.split(".")
+        section = config
+        for name in path:
+            section = section.setdefault(name, {})
+        section[leaf] = yaml.safe_load(value)
+    return config
+
+
+def memory_agents(arguments: argparse.Namespace, _work: Path, case: Case) -> dict[str, Any]:
+    """Task and agent: documents of four sections."""
+    tiny = arguments.shape == "tiny"
+    return {
         "task": {
             "name": "needles",
             "min_chunks": 4,
@@ -158,8 +163,6 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, case: Case)
             "filler_per_chunk": 20 if tiny else 215,
             "facts_per_chunk": 2,
         },
-        "reward": {"name": "memory_step:Coin"},
-        **({"weights": {"adapters": arguments.adapters}} if arguments.lora else {}),
         "agent": {
             "template": "memagent",
             "prompt_order": case.order,
@@ -168,21 +171,29 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, case: Case)
             "max_memory_tokens": 8 if tiny else 256,
             "max_final_tokens": 8 if tiny else 256,
         },
-        "rollout": {
-            "batch_size": arguments.documents,
-            "group_size": arguments.group,
-            "max_staleness": case.staleness,
-            "share_prefixes": case.sharing == "on",
-            "gpu_memory_fraction": arguments.memory or (0.5 if arguments.colocated else 0.85),
-            "save_trajectories": False,
-        },
-        # More steps than are wanted: a run that comes to its end evaluates and writes checkpoints.
-        "train": {"total_steps": 1000, "learning_rate": 1e-6, "max_tokens_per_mb": arguments.tokens}
-        | {"offload": arguments.colocated and not arguments.keep_memory, "share_prefixes": case.sharing == "on"},
-        "eval": {"every_steps": 0, "num_tasks": 1, "blank_memory": False},
-        "checkpoint": {"ckpt_first_step": 1000, "ckpt_freq_secs": 1e9, "save_freq_epochs": 0},
-        "monitor": {"tensorboard": False},
     }
+
+
+def mathematics(arguments: argparse.Namespace, work: Path, _case: Case) -> dict[str, Any]:
+    """Task and agent: short problems with long responses."""
+    file, draw = work / "problems.jsonl", random.Random(0)
+    problems = ([draw.randrange(10_000) for _ in range(12)] for _ in range(4096))
+    lines = (
+        {
+            "prompt": f"What is {' + '.join(map(str, terms))}?",
+            "query_id": str(n),
+            "solutions": [f"\\boxed{{{sum(terms)}}}"],
+        }
+        for n, terms in enumerate(problems)
+    )
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {
+        "task": {"name": "math", "path": str(file), "eval_fraction": 0.01},
+        "agent": {"name": "single_turn", "max_question_tokens": 256, "max_final_tokens": arguments.response},
+    }
+
+
+WORKLOADS = {"memory": memory_agents, "math": mathematics}
 
 
 def logs_of(config: dict[str, Any]) -> Path:
@@ -250,7 +261,7 @@ def summary(steps: list[dict[str, Any]], case: Case) -> dict[str, Any]:
     }
 
 
-def parse() -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", help="folder with an instruction model's tokenizer (its weights are not read)")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
@@ -259,23 +270,40 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--colocated", action="store_true", help="server and trainer on GPU 0; --staleness 0 only")
+    parser.add_argument(
+        "--allocation", default="", help="in place of --colocated: sglang:d4|fsdp:d4, sglang:d2+fsdp:d2"
+    )
+    parser.add_argument("--workload", choices=WORKLOADS, default="memory")
+    parser.add_argument("--response", type=int, default=2048, help="tokens of a response of --workload math")
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE", help="of the runs")
     parser.add_argument("--orders", nargs="+", choices=("paper", "section_first"), default=["paper"])
     parser.add_argument("--sharing", nargs="+", choices=("on", "off"), default=["on"], help="of prompts' prefixes")
+    grouping = "servers that one NCCL broadcast reaches"
+    parser.add_argument("--servers-per-group", type=int, nargs="+", default=[16], help=grouping)
     parser.add_argument("--documents", type=int, default=32)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank")
     parser.add_argument(
         "--adapters", choices=("auto", "merged", "alone"), default="auto", help="what servers get of them"
     )
-    parser.add_argument("--memory", type=float, default=0.0, help="share of the GPU for a server [0.5 or 0.85]")
+    parser.add_argument("--memory", type=float, default=0.0, help="share of a GPU for a server [0.5 or 0.85]")
     parser.add_argument("--keep-activations", default="none", help="model.gradient_checkpointing: none, full, …")
     parser.add_argument("--tokens", type=int, default=32768, help="of a micro-batch")
-    parser.add_argument("--keep-memory", action="store_true", help="--colocated without train.offload")
+    parser.add_argument(
+        "--keep-memory", action="store_true", help="servers and ranks on shared GPUs without train.offload"
+    )
     parser.add_argument("--flags", default="", help="more options for the servers")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    arguments.colocated = arguments.colocated or (bool(arguments.allocation) and allocation_of(arguments).colocated)
     if arguments.colocated and arguments.staleness != [0]:
         parser.error("--colocated takes turns: --staleness 0")
     return arguments
+
+
+def like(given: argparse.Namespace, **more: Any) -> argparse.Namespace:
+    """What `settings` wants to know, for another script that has options of the same names."""
+    same = {name: getattr(given, name) for name in ("shape", "engine", "documents", "group")}
+    return argparse.Namespace(**{**vars(parse([given.tokenizer])), **same, **more})
 
 
 def main() -> None:
@@ -292,7 +320,10 @@ def main() -> None:
         logs: list[Path] = []
         try:
             for case in itertools.starmap(
-                Case, itertools.product(arguments.staleness, arguments.orders, arguments.sharing)
+                Case,
+                itertools.product(
+                    arguments.staleness, arguments.orders, arguments.sharing, arguments.servers_per_group
+                ),
             ):
                 config = settings(arguments, work / "model", work, case)
                 logs.append(logs_of(config))

@@ -37,7 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from memory_step import Case, logs_of, run, settings, summary, write_model
+from memory_step import Case, like, logs_of, run, settings, summary, write_model
 
 from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
@@ -84,8 +84,12 @@ def conversations(config: Any, tokenizer: Any, documents: int) -> list[list[int]
     return found
 
 
+def our_options(arguments: argparse.Namespace) -> argparse.Namespace:
+    return like(arguments, colocated=arguments.engine == "sglang", flags=arguments.flags)
+
+
 def run_ours(system: str, arguments: argparse.Namespace, work: Path, deadline: float) -> dict[str, Any] | None:
-    config = settings(arguments, work / "model", work, Case(order=OURS[system]))
+    config = settings(our_options(arguments), work / "model", work, Case(order=OURS[system]))
     config["trial_name"] = system
     try:
         steps = run(config, arguments.steps, deadline, None)
@@ -155,7 +159,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file of results; systems that it has of this GPU are not run again")
     parser.add_argument("--no-vllm", action="store_true", help="TRL generates by itself: tries the script on a CPU")
     arguments = parser.parse_args()
-    arguments.colocated = arguments.engine == "sglang"
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has them ignored
         signal.signal(number, signal.default_int_handler)
     deadline = time.perf_counter() + arguments.seconds
@@ -167,7 +170,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="peers-") as name:
         work = Path(name)
         write_model(work / "model", arguments.shape, arguments.tokenizer)
-        config = RunConfig.model_validate(settings(arguments, work / "model", work, Case()))
+        config = RunConfig.model_validate(settings(our_options(arguments), work / "model", work, Case()))
         documents = arguments.peer_documents or arguments.documents
         prompts = conversations(config, load_tokenizer(work / "model"), documents)
         turns = len(prompts) // documents

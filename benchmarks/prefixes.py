@@ -2,6 +2,7 @@
 
     python3 benchmarks/prefixes.py [--shape 1.5B] [--workload documents] [--documents 4] [--seconds 8] [--json FILE]
     python3 benchmarks/prefixes.py --shape 7B --layers 6 --workload memagent --documents 1
+    python3 benchmarks/prefixes.py --ranks 1 2 4
     python3 benchmarks/prefixes.py --plan 82e6
     python3 benchmarks/prefixes.py --device cpu --shape tiny --scale 0.02 --documents 2 --seconds 1
 
@@ -9,7 +10,8 @@ The trainer's own optimizer steps on random weights of a shape. Rows are those o
 reads its document section by section and answers: `documents` has four sections of 2,000 tokens, 8 trajectories and
 memories of 256 tokens; `memagent` is the paper's 7B set-up (arXiv 2507.02259), sections of 5,000, 16 trajectories,
 memories of 1,024. Both orders of the prompt, each with `train.share_prefixes` on and off, in one process, a JSON object
-a line; last the ratios of rows learned from per second, on over off. With --exact also how far gradients are apart:
+a line; last the ratios of rows learned from per second, on over off. With --ranks the same over that many GPUs (FSDP2,
+--documents for each of them), and how much of one GPU's gain they keep. With --exact also how far gradients are apart:
 those of shared prefixes from those of whole rows, and those of whole rows from themselves in another packing.
 
 --plan: what finding prefixes and planning micro-batches costs for a step of so many tokens (`memagent` rows, 128
@@ -20,20 +22,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from training import SHAPES, make_lm, matmul_peak, settle
+from shapes import SHAPES, make_learner, make_lm
+from training import matmul_peak, settle
 
 from trainer.config import RunConfig
-from trainer.train.distributed import single_world
+from trainer.train.distributed import World, join_world, leave_world, single_world
 from trainer.train.flops import ModelFlops, peak_flops, peak_of
 from trainer.train.learner import Learner
 from trainer.train.packing import share_out
@@ -112,11 +118,12 @@ def measure(learner: Learner, rows: list[Row], seconds: float, peaks: dict[str, 
     learner.step(rows)
     first = time.perf_counter() - began
     results, end = [], time.perf_counter() + seconds
-    while not results or time.perf_counter() < end:
+    while not results or learner.world.any(time.perf_counter() < end):
         results.append(learner.step(rows))
     assert all(result.stepped for result in results), "the gradient was not finite"
     settle(learner.world.device)
     work = sorted((result.work for result in results), key=lambda work: work.seconds)[len(results) // 2]
+    rate = work.flops / work.seconds / learner.world.size
     return {
         "steps": len(results),
         "step_s": round(work.seconds, 4),
@@ -125,7 +132,7 @@ def measure(learner: Learner, rows: list[Row], seconds: float, peaks: dict[str, 
         "computed_tokens": work.tokens,
         "micro_batches": results[0].values["micro_batches"],
         "row_tokens_per_s": round(work.row_tokens / work.seconds),
-        **{f"flops_of_{name}": round(work.flops / work.seconds / peak, 4) for name, peak in peaks.items()},
+        **{f"flops_of_{name}": round(rate / peak, 4) for name, peak in peaks.items()},
         "peak_gib": round(work.peak_bytes / 2**30, 2),
         "grad_norm": results[0].values["grad_norm"],
     }
@@ -207,13 +214,68 @@ def plan(tokens: float) -> dict[str, Any]:
     }
 
 
+def compare(world: World, a: argparse.Namespace, peaks: dict[str, float]) -> list[dict[str, Any]]:
+    """Each order with shared prefixes and without, on these ranks; printed by the first as it is measured."""
+    compiled = not a.eager and world.device.type == "cuda"
+    learner = make_learner(a.shape, config(True, a.tokens, compiled, a.checkpointing), world, a.layers)
+    work, vocabulary = WORKLOADS[a.workload].scaled(a.scale), learner.policy.lm.config.vocab_size
+    results: list[dict[str, Any]] = []
+
+    def tell(**found: Any) -> None:
+        results.append({"ranks": world.size, **found})
+        if world.is_main:
+            print(json.dumps(results[-1]), flush=True)
+
+    for order in a.orders:
+        rows = make_rows(work, a.documents * world.size, order, vocabulary)
+        speeds = {}
+        for share in (True, False):
+            learner.config.train.share_prefixes = share
+            found = measure(learner, rows, a.seconds, peaks)
+            speeds[share] = found["row_tokens_per_s"]
+            tell(workload=a.workload, prompt_order=order, share_prefixes=share, **found)
+        tell(prompt_order=order, on_over_off=round(speeds[True] / speeds[False], 3))
+        if a.exact:
+            tell(prompt_order=order, gradients_apart=exactness(learner, rows, a.tokens))
+    return results
+
+
+def rank_main(rank: int, ranks: int, folder: Path, a: argparse.Namespace, peaks: dict[str, float]) -> None:
+    """One of several ranks."""
+    if a.device == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    world = join_world(rank, ranks, f"file://{folder}/rendezvous", dtype=torch.bfloat16)
+    results = compare(world, a, peaks)
+    if world.is_main:
+        (folder / "results.json").write_text(json.dumps(results))
+    leave_world(world)
+
+
+def on_ranks(ranks: int, a: argparse.Namespace, peaks: dict[str, float]) -> list[dict[str, Any]]:
+    """`compare` on one rank of this process, or on several of their own."""
+    if ranks == 1:
+        return compare(single_world(dtype=torch.bfloat16), a, peaks)
+    with tempfile.TemporaryDirectory(prefix="prefixes-") as folder:
+        context = get_context("spawn")
+        processes = [context.Process(target=rank_main, args=(n, ranks, Path(folder), a, peaks)) for n in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit(f"{ranks} ranks ended with codes {[process.exitcode for process in processes]}")
+        found: list[dict[str, Any]] = json.loads(Path(folder, "results.json").read_text())
+        return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
     parser.add_argument("--layers", type=int, default=0, help="as many layers as this in place of the shape's")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="numbers of GPUs to compare; one first")
     parser.add_argument("--workload", choices=WORKLOADS, default="documents")
-    parser.add_argument("--documents", type=int, default=4, help="documents of a step")
+    parser.add_argument("--documents", type=int, default=4, help="documents of a step, for each rank")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all lengths")
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
     parser.add_argument("--orders", nargs="+", choices=("paper", "section_first"), default=["section_first", "paper"])
@@ -228,34 +290,22 @@ def main() -> None:
         print(json.dumps(plan(a.plan)), flush=True)
         return
     device = torch.device(a.device)
-    if a.layers:
-        SHAPES[a.shape].num_hidden_layers = a.layers
-        SHAPES[a.shape].layer_types = SHAPES[a.shape].layer_types[: a.layers]
     peaks = {"matmul": matmul_peak(device, 8192 if a.device == "cuda" else 512)}
     if a.device == "cuda" and (sheet := peak_flops(device)):
         peaks["data_sheet"] = sheet
     name = torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
     results: list[dict[str, Any]] = [{"device": name, "torch": torch.__version__, "peaks": peaks, "shape": a.shape}]
     print(json.dumps(results[0]), flush=True)
-    work = WORKLOADS[a.workload].scaled(a.scale)
-    world = single_world(dtype=torch.bfloat16)
-    lm = make_lm(a.shape, device)
-    vocabulary = lm.config.vocab_size
-    learner = Learner(lm, config(True, a.tokens, not a.eager and a.device == "cuda", a.checkpointing), world, 1000)
-    speeds = {}
-    for order in a.orders:
-        rows = make_rows(work, a.documents, order, vocabulary)
-        for share in (True, False):
-            learner.config.train.share_prefixes = share
-            found = measure(learner, rows, a.seconds, peaks)
-            speeds[order, share] = found["row_tokens_per_s"]
-            results.append({"workload": a.workload, "prompt_order": order, "share_prefixes": share, **found})
-            print(json.dumps(results[-1]), flush=True)
-        results.append({"prompt_order": order, "on_over_off": round(speeds[order, True] / speeds[order, False], 3)})
-        print(json.dumps(results[-1]), flush=True)
-        if a.exact:
-            results.append({"prompt_order": order, "gradients_apart": exactness(learner, rows, a.tokens)})
-            print(json.dumps(results[-1]), flush=True)
+    gains: dict[str, float] = {}
+    for ranks in a.ranks:
+        found = on_ranks(ranks, a, peaks)
+        for one in [one for one in found if "on_over_off" in one]:
+            alone = gains.setdefault(one["prompt_order"], one["on_over_off"])
+            if ranks > a.ranks[0]:
+                kept = {"prompt_order": one["prompt_order"], "gain_kept": round(one["on_over_off"] / alone, 3)}
+                found.append({"ranks": ranks, "of_ranks": a.ranks[0], **kept})
+                print(json.dumps(found[-1]), flush=True)
+        results += found
     if a.json:
         a.json.write_text(json.dumps(results, indent=1))
 

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memory_step import SHAPES, Case, Coin, settings, write_model
+from memory_step import SHAPES, Case, Coin, like, settings, write_model
 from sglang_engine import exchange
 
 from trainer.agents import make_agent
@@ -89,8 +89,7 @@ async def measure(given: argparse.Namespace, shape: str, work: Path, deadline: f
     began = time.perf_counter()
     model = work / shape
     write_model(model, shape, given.tokenizer)
-    given.shape = shape
-    config = RunConfig.model_validate(settings(given, model, work, Case()))
+    config = RunConfig.model_validate(settings(like(given, shape=shape, flags=given.flags), model, work, Case()))
     gpus = (0,) if config.engine == "sglang" else ()
     options = server_options(config, model, given.log, "server", gpus, "127.0.0.1")
     server, process = await launch(config.engine, options)  # type: ignore[arg-type]
@@ -144,7 +143,6 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="more options for the server")
     parser.add_argument("--log", type=Path, default=Path("rollout-server.log"))
     given = parser.parse_args()
-    given.steps, given.colocated = 1, False
     deadline = time.perf_counter() + given.seconds
     with tempfile.TemporaryDirectory(prefix="rollout-") as name:
         for shape in list(given.shape):

@@ -188,11 +188,11 @@ class Bench:
         return None
 
     def config(self, order: str) -> Any:
-        from memory_step import Case, settings  # noqa: PLC0415
+        from memory_step import Case, like, settings  # noqa: PLC0415
 
         from trainer.config import RunConfig  # noqa: PLC0415
 
-        plain = settings(self.given, self.model, self.work, Case(order=order))
+        plain = settings(like(self.given), self.model, self.work, Case(order=order))
         return RunConfig.model_validate(plain)
 
     async def start(self, setting: Setting) -> tuple[Any, Any, Any, Path]:
@@ -338,7 +338,6 @@ def log_facts(log: Path, start: int) -> dict[str, Any]:
 
 
 def measure(given: argparse.Namespace, settings: list[Setting], deadline: float) -> None:
-    given.steps, given.colocated, given.flags = 1, False, ""  # what memory_step wants to know
     given.logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rollout-settings-") as name:
         began = time.perf_counter()

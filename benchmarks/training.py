@@ -11,7 +11,8 @@ random weights made on the device, loss at 10 % of the positions. Printed for ea
 * peak memory, seconds of the first step (compilation), and the share of steps with one micro-batch of --tokens and
   with four, over which the optimizer's time is spread;
 * with --lora 0 64: the same of adapters of these ranks beside all weights;
-* with several numbers of GPUs: tokens/s per GPU over those of one GPU of the same run;
+* with several numbers of GPUs, or several layouts of allocation_mode (--layouts d1 d4 d4s2 d2t2): tokens/s per GPU
+  over those of one GPU of the same run;
 * with --keeping: seconds that a checkpoint in the background ($CLUSTERKIT_BENCH_DISK, else /tmp) holds a step up, steps
   beside its writing, and seconds of moving everything to host memory and back (train.offload).
 
@@ -21,7 +22,6 @@ Ranks are processes of this script; nothing else is needed to start them.
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import json
 import math
@@ -38,37 +38,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from shapes import SHAPES, make_learner
 
+from trainer.allocation import Layout
+from trainer.allocation_text import parse
 from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config import RunConfig
-from trainer.train import attention, varlen
+from trainer.train import varlen
 from trainer.train.distributed import World, join_world, leave_world, single_world
 from trainer.train.flops import peak_flops
 from trainer.train.learner import Learner
-from trainer.train.lora import add_adapters
-from trainer.train.model import prepare_lm
 from trainer.types import Row
 
-SHAPES: dict[str, Any] = {
-    "tiny": LlamaConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True,
-    ),
-    "135M": LlamaConfig(  # SmolLM2-135M
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
-    ),
-    "1.5B": Qwen2Config(  # Qwen2.5-1.5B
-        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
-        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True,
-    ),
-    "7B": Qwen2Config(  # Qwen2.5-7B
-        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
-        num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False,
-    ),
-}  # fmt: skip
 # name -> (compiled, gradient checkpointing)
 VARIANTS = {
     "compiled": (True, "none"),
@@ -82,13 +64,14 @@ VARIANTS = {
     "eager, offloaded": (False, "offloaded"),
 }
 LOSS_SHARE = 0.1
-ALIKE = ("shape", "variant", "micro_batches", "lora")
+ALIKE = ("shape", "variant", "micro_batches", "lora", "layers")
 
 
 @dataclass(frozen=True)
 class Case:
     """One measurement. tokens: of a micro-batch; row: tokens of a conversation, response: of them those with loss.
-    layers: of the model, 0: as the shape has. lora: rank of the adapters that are trained, 0: all weights are.
+    place: the training part of an allocation_mode. layers: of the model, 0: as the shape has. lora: rank of the
+    adapters that are trained, 0: all weights are.
     """
 
     shape: str
@@ -98,12 +81,24 @@ class Case:
     micro_batches: int
     seconds: float
     device: str
-    gpus: int = 1
+    place: str = "d1"
     keeping: bool = False
     response: int = 0
     layers: int = 0
     lora: int = 0
     logprob_chunk: int = 4096
+
+    @property
+    def layout(self) -> Layout:
+        """How ranks share the model. Raises AllocationError."""
+        part = parse(f"fsdp:{self.place}").training
+        assert part is not None
+        return part.layout
+
+    @property
+    def gpus(self) -> int:
+        """A rank each."""
+        return self.layout.gpus
 
 
 def matmul_peak(device: torch.device, size: int, seconds: float = 1.0) -> float:
@@ -125,25 +120,12 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def make_lm(shape: str, device: torch.device, layers: int = 0) -> Any:
-    """Random weights, made on the device: speed does not depend on them."""
-    attention.register()
-    config = copy.deepcopy(SHAPES[shape])
-    if layers:
-        config.num_hidden_layers = layers
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:layers]
-    config._attn_implementation = attention.IMPLEMENTATION
-    torch.manual_seed(0)
-    with device:
-        lm = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}[config.model_type](config)
-    return prepare_lm(lm.float())
-
-
 def make_rows(case: Case, vocabulary: int) -> list[Row]:
-    """Rows for every GPU's micro-batches; the last 10 % of each are trained on, where the case does not say more."""
+    """Rows for all micro-batches; the last 10 % of each are trained on, where the case does not say more. GPUs that
+    share layers work on the same rows.
+    """
     rng = random.Random(1)
-    count = case.tokens // case.row * case.micro_batches * case.gpus
+    count = case.tokens // case.row * case.micro_batches * case.layout.data
     response = case.response or max(1, int(LOSS_SHARE * case.row))
     rows = []
     for number in range(count):
@@ -172,9 +154,9 @@ def make_config(case: Case) -> RunConfig:
 def measure(case: Case, world: World) -> dict[str, Any]:
     """Steps until the time is up, after two that are not counted (compilation, first allocations)."""
     config = make_config(case)
-    lm = add_adapters(make_lm(case.shape, world.device, case.layers), config.model.lora, world.dtype, 1)
-    learner = Learner(lm, config, world, 1000)
-    rows = make_rows(case, lm.config.vocab_size)
+    learner = make_learner(case.shape, config, world, case.layers)
+    shape = learner.policy.lm.config
+    rows = make_rows(case, shape.vocab_size)
     began = time.perf_counter()
     learner.step(rows)
     first = time.perf_counter() - began
@@ -189,7 +171,8 @@ def measure(case: Case, world: World) -> dict[str, Any]:
         "shape": case.shape,
         "variant": case.variant,
         "gpus": case.gpus,
-        "layers": lm.config.num_hidden_layers,
+        "layout": case.place,
+        "layers": shape.num_hidden_layers,
         "lora": case.lora,
         "row": case.row,
         "tokens_per_step": best.work.tokens,
@@ -261,7 +244,8 @@ def rank_main(case: Case, rank: int, folder: str) -> None:
         if case.gpus == 1:
             world = single_world(dtype=torch.bfloat16)
         else:
-            world = join_world(rank, case.gpus, f"file://{folder}/rendezvous", dtype=torch.bfloat16)
+            meeting, split = f"file://{folder}/rendezvous", case.layout
+            world = join_world(rank, case.gpus, meeting, dtype=torch.bfloat16, tensor=split.tensor, shard=split.shard)
         result = measure(case, world)
         if rank == 0:
             kernel = varlen.flash() if world.device.type == "cuda" else None
@@ -275,7 +259,8 @@ def rank_main(case: Case, rank: int, folder: str) -> None:
 
 def show(result: dict[str, Any], peaks: dict[str, float]) -> None:
     count = f"{result['micro_batches']:.0f} micro-batch(es)"
-    name = f"{result['shape']}, {result['variant']}, {result['gpus']} GPU(s), {count}"
+    name = f"{result['shape']}, {result['variant']}, {result['gpus']} GPU(s) as {result['layout']}, {count}"
+    name += f", {result['layers']} layers"
     name += f", adapters of rank {result['lora']}" if result["lora"] else ""
     shares = ", ".join(f"{result['flops_per_s_gpu'] / peak:.1%} of {of}" for of, peak in peaks.items())
     print(
@@ -297,7 +282,7 @@ def compare(results: list[dict[str, Any]]) -> None:
         single = alone.get(tuple(result[name] for name in ALIKE))
         if result["gpus"] > 1 and single and "scaling" not in result:
             result["scaling"] = round(result["tokens_per_s"] / result["gpus"] / single, 4)
-            print(f"  {result['gpus']} GPUs: {result['scaling']:.3f} of one GPU's tokens/s each", flush=True)
+            print(f"  {result['layout']}: {result['scaling']:.3f} of one GPU's tokens/s each", flush=True)
 
 
 def main() -> int:
@@ -306,6 +291,8 @@ def main() -> int:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1.5B", "135M"])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["compiled", "eager", "eager, full"])
     parser.add_argument("--gpus", nargs="+", type=int, default=[1], help="numbers of ranks to compare")
+    parser.add_argument("--layouts", nargs="+", default=[], metavar="LAYOUT", help="in place of --gpus: d4, d4s2, d2t2")
+    parser.add_argument("--layers", type=int, default=0, help="of the model; 0: as many as it has")
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
     parser.add_argument("--row", type=int, default=4096, help="tokens of a conversation")
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 4], help="micro-batches of a step")
@@ -314,6 +301,7 @@ def main() -> int:
     parser.add_argument("--keeping", action="store_true", help="also checkpoints in the background, and offloading")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     a = parser.parse_args()
+    places = a.layouts or [f"d{number}" for number in a.gpus]
     device = torch.device(a.device)
     name = torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, rows of {a.row} tokens", flush=True)
@@ -327,11 +315,14 @@ def main() -> int:
         for variant in a.variants:
             # Variants with four micro-batches, and several GPUs, only for the first: the others compare one thing.
             for count in a.micro_batches if variant == a.variants[0] else a.micro_batches[:1]:
-                for gpus, rank in itertools.product(a.gpus if variant == a.variants[0] else a.gpus[:1], a.lora):
-                    case = Case(shape, variant, a.tokens, a.row, count, a.seconds, a.device, gpus, a.keeping, lora=rank)
+                for place, rank in itertools.product(places if variant == a.variants[0] else places[:1], a.lora):
+                    case = Case(
+                        shape, variant, a.tokens, a.row, count, a.seconds, a.device, place, a.keeping, layers=a.layers,
+                        lora=rank,
+                    )  # fmt: skip
                     result = run_case(case)
                     if "error" in result:
-                        print(f"{shape}, {variant}, {gpus} GPU(s): {result['error']}", flush=True)
+                        print(f"{shape}, {variant}, {place}: {result['error']}", flush=True)
                         continue
                     show(result, peaks)
                     results.append(result)
