@@ -105,7 +105,6 @@ def lose(run: Watched, what: str, processes: list[psutil.Process], back: Callabl
 def measure(given: argparse.Namespace, work: Path, deadline: float) -> None:
     case = Case(given.staleness[0], given.orders[0], given.sharing[0])
     config = base.settings(given, work / "model", work, case)
-    config["servers"]["shutdown_on_exit"] = False
     run = Watched(config, deadline)
     try:
         run.wait(run.has_steps(STEPS_BEFORE))

@@ -37,7 +37,7 @@ def by_chunks(module: nn.Module, part: Part) -> Part:
         if not hidden.requires_grad:  # nothing before it learns; there must be something to keep it by
             hidden = hidden.detach().requires_grad_()
         weights = [weight for weight in module.parameters() if weight.requires_grad]
-        return _ByChunks.apply(part, [_Kept.apply(hidden)], hidden, *weights)
+        return _Compute.apply(part, _Keep.apply(part, hidden, *weights))
 
     return forward
 
@@ -50,30 +50,20 @@ def _pieces(hidden: Tensor) -> Iterator[slice]:
         yield slice(start, start + length)
 
 
-class _Kept(torch.autograd.Function):
-    """Saves a tensor for a backward pass, before what follows is computed from it."""
+class _Keep(torch.autograd.Function):
+    """What a part learns. Forward it saves the part's input, before anything is computed from it, and passes it on;
+    backward it is given the gradient of the part's output, which has the input's shape.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor) -> Tensor:
+    def forward(ctx: Any, part: Part, hidden: Tensor, *weights: Tensor) -> Tensor:
+        ctx.part, ctx.weights = part, weights
         ctx.save_for_backward(hidden)
-        return hidden.new_empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> None:  # noqa: ARG004 (the signature is PyTorch's)
-        raise AssertionError("nothing is computed from it")
-
-
-class _ByChunks(torch.autograd.Function):
-    """A part of a layer, piece by piece. It saves nothing itself: its input is in the node of a `_Kept`."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Part, kept: list[Tensor], hidden: Tensor, *weights: Tensor) -> Tensor:
-        ctx.part, ctx.kept, ctx.weights = part, kept, weights
-        return torch.cat([part(hidden[:, some]) for some in _pieces(hidden)], 1)
+        return hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (hidden,) = ctx.kept.pop().grad_fn.saved_tensors
+        (hidden,) = ctx.saved_tensors
         inward, sums = torch.empty_like(hidden), list[Tensor]()
         for some in _pieces(hidden):
             with torch.enable_grad():
@@ -85,4 +75,16 @@ class _ByChunks(torch.autograd.Function):
                     total.add_(more)
             else:
                 sums = [one.float() for one in found]
-        return None, None, inward, *(one.to(weight.dtype) for one, weight in zip(sums, ctx.weights, strict=True))
+        return None, inward, *(one.to(weight.dtype) for one, weight in zip(sums, ctx.weights, strict=True))
+
+
+class _Compute(torch.autograd.Function):
+    """A part piece by piece. It saves nothing and hands its gradient to the `_Keep` before it, which has the input."""
+
+    @staticmethod
+    def forward(_ctx: Any, part: Part, hidden: Tensor) -> Tensor:
+        return torch.cat([part(hidden[:, some]) for some in _pieces(hidden)], 1)
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: Any) -> Any:
+        return None, grads[0]
