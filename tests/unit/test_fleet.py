@@ -142,3 +142,27 @@ def test_a_server_of_another_base_is_refused_by_name(tmp_path: Path) -> None:
     assert fleet.usable() == 0
     assert "server-3 on" in fleet.missing(found)
     assert "it was started with other weights than the run begins with (/m, now" in fleet.missing(found)
+
+
+def test_a_server_that_comes_back_joins_once_where_two_look_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A run's watch, and a step that waits for all servers before it takes their memory for training.
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, dialect = tmp_path / "servers", make_dialect("vllm")
+    engine = ServedEngine(ServerPool(dialect.health_path), dialect, folder_of(tmp_path / "base", 0), set())
+    started(folder, "server-0", weights_digest(engine.model), 0)
+
+    async def answer(*_: Any) -> Any:  # as a server does, after a moment
+        await asyncio.sleep(0.01)
+        return 0
+
+    monkeypatch.setattr(dialect, "held_version", answer)
+    monkeypatch.setattr(dialect, "probe", answer)
+    fleet = Fleet(engine, folder, config)
+
+    async def two() -> None:
+        await asyncio.gather(fleet.look(), fleet.look())
+
+    asyncio.run(two())
+    assert [server.name for server in fleet.servers()] == ["server-0"]

@@ -40,6 +40,7 @@ class Fleet:
         self._base = ""  # digest of the weights that the run begins with
         self._layers: tuple[str, ...] = ()  # that its adapters are for
         self._doubtful: dict[str, float] = {}  # starts of servers whose weights may be torn
+        self._looking = asyncio.Lock()  # `watch` and `ready` look at the same time, and a join takes seconds
         self.wants_folder = False
         """Whether a server waits for the present weights in a folder, to join."""
 
@@ -94,7 +95,11 @@ class Fleet:
         return self.engine.pool.usable()
 
     async def look(self) -> list[Registration]:
-        """Apply what has changed in the registrations since the last call; returns them."""
+        """Apply what has changed in the registrations since the last call; returns them. One call at a time."""
+        async with self._looking:
+            return await self._look()
+
+    async def _look(self) -> list[Registration]:
         found = await asyncio.to_thread(registry.read, self.folder)
         ready = {one.name: one for one in found if one.state == "ready"}
         for name, (started, server) in list(self._joined.items()):
