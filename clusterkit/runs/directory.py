@@ -26,7 +26,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TRIAL_NAME = re.compile(r"^run(\d+)$")
 RUNS = "runs"
 """Folder of this machine's runs where --fileroot names none."""
-FILEROOT = "choose another folder with --fileroot DIR"
+FILEROOT = "choose another folder with --fileroot FOLDER"
 """Advice for errors about folders of runs."""
 HOLDER_FILE = ".holder"
 """File in the local copy of a remote run that names the process that works on it: locks say nothing over here."""
