@@ -130,8 +130,7 @@ def learned(tasks: list[HeldoutTask]) -> HeldoutTask:
 def page(fileroot: Path, name: str, out: Path) -> None:
     """Take a picture of the report's page."""
     html = out.with_suffix(".html").resolve()
-    experiment, trial = name.split("/")
-    command = [sys.executable, "-m", "clusterkit", "report", "--experiment", experiment, "--trial", trial]
+    command = [sys.executable, "-m", "clusterkit", "report", name]
     command += ["--here", "--fileroot", str(fileroot), "--out", str(html)]
     subprocess.run(command, check=True)
     with sync_playwright() as driver:

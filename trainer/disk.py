@@ -22,7 +22,7 @@ def file_failure(error: OSError, path: Path | str | None = None, instead: str = 
 
     Args:
         path: the file or folder, where the error does not name it.
-        instead: how to choose another place, such as "choose another folder with --fileroot DIR".
+        instead: how to choose another place, such as "choose another folder with --fileroot FOLDER".
 
     Returns:
         RunError where the disk is full or lost; UserError (exit code 2) where the path cannot be used.

@@ -52,7 +52,9 @@ class FolderBackend:
         alive = [run for run in runs(folder, selector.experiment, selector.trial, selector.user) if holder_of(run)]
         if not alive:
             named = f" {selector}" if selector.experiment or selector.trial else ""
-            raise RunError(f"no run{named} under {folder} is alive (--fileroot DIR for another folder, --cluster NAME)")
+            raise RunError(
+                f"no run{named} under {folder} is alive (--fileroot FOLDER for another folder, --cluster NAME)"
+            )
         require_one([f"{run.experiment}/{run.trial}" for run in alive])
         with open_backend(Place(mode_of(alive[0]), fileroot=self.place.fileroot), self.say) as owner:
             assert isinstance(owner, FolderBackend)

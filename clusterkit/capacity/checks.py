@@ -133,7 +133,7 @@ def check_memory(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -
         return []
     if shape is None:
         message = f"the shape of {config.model.path} is not known here, so its memory is not checked"
-        return [_warn("memory", message, "name a folder that has its config.json: model.path=DIR")]
+        return [_warn("memory", message, "name a folder that has its config.json: model.path=FOLDER")]
     findings = []
     if allocation.training is not None:
         findings.append(_training(config, shape, allocation.training.layout, gpu_memory, allocation.colocated))
@@ -163,7 +163,7 @@ def check_judge(config: RunConfig, gpu_memory: int) -> list[Finding]:
     message += f"; its weights are {_gib(weights)} of a GPU's {_gib(gpu_memory)}"
     if weights <= FULL_JUDGE * gpu_memory:
         return [_ok("judge", message)]
-    return [_warn("judge", message, "give every server two GPUs: --per-server 2")]
+    return [_warn("judge", message, "give every server two GPUs: --tensor-parallel 2")]
 
 
 def check_disk(config: RunConfig, shape: ModelShape | None, time: StepTime | None) -> list[Finding]:

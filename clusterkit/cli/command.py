@@ -13,6 +13,7 @@ OLD_NAMES = {
     "--output-path": "--out",
     "--model": "--model-path",
     "--flags": "--server-flag",
+    "--per-server": "--tensor-parallel",
     "--watch": "--watch-dir",
     "--task": "--task-id",
 }
@@ -33,14 +34,44 @@ class _Shared:
         args[:] = present_spelling(args, self.params, getattr(self, "commands", {}))  # Typer takes words out of it, too
         return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, and what a group has beside them, without Python's names of types."""
+        super().format_options(ctx, _PlainTypes(formatter))  # type: ignore[misc]
+
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the examples."""
         if self.epilog:
             write_examples(self.epilog, formatter)
 
 
+class _PlainTypes:
+    """A formatter of help that says `N` where Typer says `<int range>`; an argument's own name is enough."""
+
+    def __init__(self, formatter: Any) -> None:
+        self._formatter = formatter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._formatter, name)
+
+    def write_dl(self, rows: Any, *rest: Any, **more: Any) -> None:
+        """Write a list of names and what they mean."""
+        self._formatter.write_dl([(_plain_types(name), text) for name, text in rows], *rest, **more)
+
+
+def _plain_types(name: str) -> str:
+    word, blank, kind = name.partition(" <")
+    if not blank or not word.startswith("-"):
+        return word
+    return f"{word} {'TEXT' if kind.startswith(('str', 'path')) else 'N'}"
+
+
 class Command(_Shared, TyperCommand):
     """A command."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line, of what --help shows."""
+        shown = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
+        return ["[OPTIONS]", *(piece for param in shown for piece in param.get_usage_pieces(ctx))]
 
 
 class Group(_Shared, TyperGroup):

@@ -26,7 +26,7 @@ def completion(
         str,
         typer.Argument(metavar="bash|zsh|fish", help="The shell; that of $SHELL when left out.", show_default=False),
     ] = "",
-    words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    words: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="WORD")] = None,
     complete: bool = typer.Option(False, "--complete", hidden=True, help="Print what may follow the words."),
 ) -> None:
     """Print a script for bash, zsh or fish that completes commands, options, presets, clusters, runs and settings."""

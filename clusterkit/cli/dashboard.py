@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import new_app
+from clusterkit.cli.options import COMPARE_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
 
 app = new_app()
@@ -16,17 +16,17 @@ DEFAULT_PORT = 8400
 @app.command(
     examples="""
 clusterkit dashboard
-clusterkit dashboard --trial run2 --compare run1
+clusterkit dashboard tiny-recall/run2 --compare run1
 """
 )
 @takes_run("name", "experiment", "trial", "fileroot", "cluster", "here")
 def dashboard(
     *,
     run: RunOptions,
-    compare: list[str] | None = typer.Option(  # noqa: B008
-        None, "--compare", help="A run to draw over it; may be repeated.", metavar="TRIAL or EXPERIMENT/TRIAL"
+    compare: list[str] | None = COMPARE_OPTION,
+    port: int = typer.Option(
+        DEFAULT_PORT, "--port", metavar="PORT", min=0, max=65535, help="Port on 127.0.0.1; 0: a free one."
     ),
-    port: int = typer.Option(DEFAULT_PORT, "--port", help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535),
 ) -> None:
     """Serve the runs as a live page to browsers on this machine, until Ctrl-C. It changes nothing.
 

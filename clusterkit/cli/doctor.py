@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import JSON_OPTION, new_app
+from clusterkit.cli.options import CACHE_OPTION, JSON_OPTION, new_app
 
 app = new_app()
 
@@ -17,8 +17,8 @@ clusterkit doctor --json
 """
 )
 def doctor(
-    fileroot: str = typer.Option("", "--fileroot", metavar="DIR", help="Folder of runs. Default: runs."),
-    cache_dir: str = typer.Option("", "--cache-dir", help="Cache. Default: $CLUSTERKIT_CACHE or ~/.cache/clusterkit."),
+    fileroot: str = typer.Option("", "--fileroot", metavar="FOLDER", help="Folder under which runs are [./runs]."),
+    cache_dir: str = CACHE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Say what this machine can run: processors, GPUs, driver, engines, disks, presets that fit; and what to type next.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import JSON_OPTION, new_app
+from clusterkit.cli.options import CACHE_OPTION, JSON_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
 
 
@@ -30,7 +30,7 @@ def show(
 def stop(
     *,
     run: RunOptions,
-    output_path: str = typer.Option("eval", "--out", help="That of the command that started it."),
+    output_path: str = typer.Option("eval", "--out", metavar="FOLDER", help="Folder that it writes into."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """End your evaluation on the current cluster in order, or that of --user; the same command goes on with it.
@@ -60,19 +60,22 @@ def evaluate(
     model_path: str | None = typer.Option(
         None,
         "--model-path",
+        metavar="MODEL",
         help="Checkpoint: a folder, EXPERIMENT/TRIAL (its newest) or an asset; the newest run's newest when left out. "
         "On a cluster also NAME of /storage/models.",
     ),
-    output_path: str = typer.Option("eval", "--out", help="Folder for answers, verdicts and tables."),
+    output_path: str = typer.Option("eval", "--out", metavar="FOLDER", help="Folder for answers, verdicts and tables."),
     data_names: str | None = typer.Option(
         None,
         "--data-names",
+        metavar="LIST",
         help="Suites, with commas: math_500,aime24,aime25,amc23,gsm8k, ruler_hqa@50, niah_single@8k, recall@16 …, or "
         "JSON-lines files; the run's own task when left out.",
     ),
     data_path: str = typer.Option(
         "",
         "--data-path",
+        metavar="FOLDER",
         help="Folder that data are looked for in first; on a cluster one of this machine, or below its storage.",
     ),
     num_questions: int = typer.Option(0, "--num-questions", help="Only the first so many questions of each; 0: all."),
@@ -93,18 +96,24 @@ def evaluate(
     methods: str = typer.Option(
         "memagent",
         "--methods",
+        metavar="LIST",
         help="How documents are read, with commas: memagent, blank_memory, long_context, rag (BM25), gold, no_context.",
     ),
     preset: str | None = typer.Option(
-        None, "--preset", help="Preset whose agent settings hold, for a checkpoint from elsewhere."
+        None, "--preset", metavar="NAME", help="Preset whose agent settings hold, for a checkpoint from elsewhere."
     ),
     engine: str = typer.Option(
         "auto", "--engine", metavar="auto|embedded|sglang|vllm|openai", help="What samples; openai with --server-url."
     ),
     server_url: str = typer.Option(
-        "", "--server-url", help="A running server: with OpenAI's /v1/completions, or of the --engine that is named."
+        "",
+        "--server-url",
+        metavar="URL",
+        help="A running server: with OpenAI's /v1/completions, or of the --engine that is named.",
     ),
-    server_python: str = typer.Option("", "--server-python", help="Interpreter that has SGLang or vLLM."),
+    server_python: str = typer.Option(
+        "", "--server-python", metavar="FILE", help="Interpreter that has SGLang or vLLM."
+    ),
     server_flag: Annotated[
         list[str] | None, typer.Option(metavar="OPTION", help="A further option of the server's own; repeatable.")
     ] = None,
@@ -124,12 +133,12 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as agent.chunk_tokens=512."),
     ] = None,
-    cache_dir: str = typer.Option("", "--cache-dir", help="Asset cache."),
+    cache_dir: str = CACHE_OPTION,
     watch: str | None = typer.Option(
         None,
         "--watch-dir",
-        metavar="DIR",
-        help="Score every checkpoint below DIR, and each new one as it appears; on a cluster: of EXPERIMENT/TRIAL.",
+        metavar="FOLDER",
+        help="Score every checkpoint below FOLDER, and each new one as it appears; on a cluster: of EXPERIMENT/TRIAL.",
     ),
     once: bool = typer.Option(False, "--once", help="With --watch-dir: end after the checkpoints that are there."),
     slurm: bool = typer.Option(False, "--slurm", hidden=True, help="Refused, with the command that does it."),

@@ -24,7 +24,9 @@ _OPTIONS: dict[str, Any] = {
     "hostnames": typer.Option(
         metavar="HOST...", help="Hosts: a b c, a,b,c, node[01-16], user@host:port or ssh aliases."
     ),
-    "cluster": typer.Option(metavar="NAME", help="Name that the hosts are kept under [default]."),
+    "cluster": typer.Option(
+        metavar="NAME", help="Name that the hosts are kept under [the current cluster; of --hostnames: default]."
+    ),
     "private_key_file": typer.Option(
         metavar="FILE", help="Private key of any type; those of ~/.ssh and the agent need no naming."
     ),

@@ -22,13 +22,15 @@ clusterkit init a b --username ada --head a --cluster lab
 )
 def init(
     names: list[str] = _NAMES,
-    cluster: str = typer.Option("default", "--cluster", metavar="NAME", help="Name to keep them under."),
+    cluster: str = typer.Option("default", "--cluster", metavar="NAME", help="Name that the hosts are kept under."),
     head: str | None = typer.Option(None, "--head", metavar="HOST", help="Head node; the first host else."),
     storage: str | None = typer.Option(None, "--storage", metavar="FOLDER", help="Folder that all share [/storage]."),
     username: str | None = typer.Option(None, "--username", metavar="USER", help="User to log in as."),
     ssh_port: int | None = typer.Option(None, "--ssh-port", metavar="PORT", help="SSH port."),
     private_key_file: list[str] | None = _KEYS,
-    bastion: str | None = typer.Option(None, "--bastion", metavar="[USER@]HOST[:PORT]", help="Log in through it."),
+    bastion: str | None = typer.Option(
+        None, "--bastion", metavar="[USER@]HOST[:PORT]", help="Log in through this host; several with commas."
+    ),
     force: bool = typer.Option(False, "--force", help="Replace other hosts that are kept under the name."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:

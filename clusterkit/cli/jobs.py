@@ -34,6 +34,6 @@ def jobs(
 
     It goes to the current cluster (clusterkit use), without one to this machine; --here, --cluster NAME and --slurm say
     which. A cluster's Ray also lists jobs that have ended, until its head is started anew; Slurm lists its queue, this
-    machine what is at work: runs under --fileroot, and evaluations of this folder. --fileroot DIR: only its runs.
+    machine what is at work: runs under --fileroot, and evaluations of this folder. --fileroot FOLDER: only its runs.
     """
     actions.jobs.jobs(run, hosts, slurm=slurm, alive=alive, as_json=as_json)

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from clusterkit.cli.hostoptions import takes
-from clusterkit.cli.options import LOOPBACK
+from clusterkit.cli.options import CACHE_HELP, LOOPBACK
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,8 @@ class JudgeOptions:
 
     model: str = ""
     preset: str = "memalpha-4B"
-    experiment: str = ""
-    trial: str = "run1"
     gpus: str = ""
-    per_server: int = 1
+    tensor_parallel: int = 1
     engine: str = "sglang"
     address: str = LOOPBACK
     context_length: int = 0
@@ -38,23 +36,29 @@ class JudgeOptions:
 
 _OPTIONS: dict[str, Any] = {
     "model": typer.Option(
-        "--model-path", help="Folder of the model, an asset's name; on a cluster also org/name. Needed to start."
+        "--model-path",
+        metavar="MODEL",
+        help="Folder of the model, an asset's name; on a cluster also org/name. Needed to start.",
     ),
-    "preset": typer.Option("--preset", help="Preset of the run: gives its experiment's name."),
-    "experiment": typer.Option("--experiment", help="Experiment of the run; the preset's when left out."),
-    "trial": typer.Option("--trial", help="Trial of the run."),
-    "gpus": typer.Option("--gpus", help="How many GPUs, such as 3, or which, such as 2,3,4; none: the CPU."),
-    "per_server": typer.Option("--per-server", min=1, help="GPUs of one server (tensor parallel)."),
+    "preset": typer.Option("--preset", metavar="NAME", help="Preset of the run: gives its experiment's name."),
+    "gpus": typer.Option(
+        "--gpus", metavar="N|LIST", help="How many GPUs, such as 3, or which, such as 2,3,4; none: the CPU."
+    ),
+    "tensor_parallel": typer.Option("--tensor-parallel", min=1, metavar="N", help="GPUs of one server."),
     "engine": typer.Option("--engine", metavar="sglang|vllm", help="Kind of server."),
     "address": typer.Option(
-        "--address", help="Address to listen on: this host's private one where the run is on another."
+        "--address", metavar="IP", help="Address to listen on: this host's private one where the run is on another."
     ),
-    "context_length": typer.Option("--context-length", min=0, help="Longest request; 0: the model's own."),
+    "context_length": typer.Option(
+        "--context-length", min=0, metavar="TOKENS", help="Longest request; 0: the model's own."
+    ),
     "server_flag": typer.Option(
         "--server-flag", metavar="OPTION", help="A further option of the server's own, one argument; repeatable."
     ),
     "flags": typer.Option("--flags", hidden=True, help="Options of the server's own, with blanks between them."),
-    "cache_dir": typer.Option("--cache-dir", help="On this machine: cache folder of assets."),
+    "cache_dir": typer.Option(
+        "--cache-dir", metavar="FOLDER", help=f"On this machine: {CACHE_HELP[0].lower()}{CACHE_HELP[1:]}"
+    ),
 }
 
 

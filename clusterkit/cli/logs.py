@@ -31,7 +31,10 @@ def logs(
     console: bool = typer.Option(False, "--console", help="What the newest attempt printed, instead of main.log."),
     rank: int | None = typer.Option(None, "--rank", min=0, help="What that rank of the newest attempt printed."),
     engine: str | None = typer.Option(
-        None, "--engine", help="What that engine server printed: its name or number (clusterkit serve list)."
+        None,
+        "--engine",
+        metavar="SERVER",
+        help="What that engine server printed: its name or number (clusterkit serve list).",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON object a line: log, time, level, text."),
 ) -> None:

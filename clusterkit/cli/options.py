@@ -11,6 +11,12 @@ from clusterkit.cli.command import Command, Group
 
 JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
+CACHE_HELP = "Cache folder of assets [$CLUSTERKIT_CACHE or ~/.cache/clusterkit]."
+CACHE_OPTION = typer.Option("", "--cache-dir", metavar="FOLDER", help=CACHE_HELP)
+COMPARE_OPTION = typer.Option(
+    None, "--compare", metavar="EXPERIMENT/TRIAL", help="A run to draw over it; TRIAL alone, too; repeatable."
+)
+
 LOOPBACK = "127.0.0.1"
 """Where servers listen that nobody but this machine asks."""
 

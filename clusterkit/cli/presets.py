@@ -11,9 +11,11 @@ app = new_app("List, show, explain, compare and plan presets.")
 
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _NAME = typer.Argument(..., help="Preset, such as tiny.", metavar="NAME")
-_TASK = typer.Option(None, "--task", help="Task; the preset's default when left out.")
+_TASK = typer.Option(None, "--task", metavar="NAME", help="Task; the preset's default when left out.")
 _ALLOCATION_MODE = typer.Argument(
-    ..., help="In any form: sglang.d4p1m1+d2p2m1, sglang:d4+fsdp:d4, rollout.backend=sglang:d4 actor.backend=fsdp:d4."
+    ...,
+    metavar="ALLOCATION_MODE",
+    help="In any form: sglang.d4p1m1+d2p2m1, sglang:d4+fsdp:d4, rollout.backend=sglang:d4 actor.backend=fsdp:d4.",
 )
 _OVERRIDES = typer.Argument(None, metavar="KEY=VALUE", help="Settings that differ from the preset's.")
 
@@ -64,7 +66,9 @@ clusterkit presets explain tiny train --all
 )
 def explain(
     name: str = _NAME,
-    key: str | None = typer.Argument(None, help="One field or section, such as train.learning_rate or train."),
+    key: str | None = typer.Argument(
+        None, metavar="KEY", help="One field or section, such as train.learning_rate or train."
+    ),
     task: str | None = _TASK,
     everything: bool = typer.Option(False, "--all", help="Also the fields that the preset leaves at their default."),
     as_json: bool = _JSON,
@@ -81,9 +85,11 @@ clusterkit presets diff tiny 135M_cpu --json
 """,
 )
 def diff(
-    first: str = typer.Argument(..., help="A preset.", metavar="NAME"),
-    second: str = typer.Argument(..., help="The preset to compare it with.", metavar="NAME"),
-    task: str | None = typer.Option(None, "--task", help="Task of both; each preset's default when left out."),
+    first: str = typer.Argument(..., metavar="NAME", help="A preset."),
+    second: str = typer.Argument(..., metavar="NAME2", help="The preset to compare it with."),
+    task: str | None = typer.Option(
+        None, "--task", metavar="NAME", help="Task of both; each preset's default when left out."
+    ),
     as_json: bool = _JSON,
 ) -> None:
     """Show what two presets set differently."""

@@ -26,7 +26,7 @@ def _recover() -> None:
 @app.command(
     examples="""
 clusterkit recover check
-clusterkit recover check --trial run2
+clusterkit recover check tiny-recall/run2
 clusterkit recover check --preset tiny seed=2
 """
 )
@@ -42,9 +42,12 @@ def check(
         ),
     ] = None,
     preset: str | None = typer.Option(
-        None, "--preset", help="Preset of the command that it would be started with; as last time when left out."
+        None,
+        "--preset",
+        metavar="NAME",
+        help="Preset of the command that it would be started with; as last time when left out.",
     ),
-    task: str | None = typer.Option(None, "--task", help="Task of that command."),
+    task: str | None = typer.Option(None, "--task", metavar="NAME", help="Task of that command."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Say what a run would go on from, whether that is whole, and whether it fits; changes nothing.

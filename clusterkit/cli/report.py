@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import new_app
+from clusterkit.cli.options import COMPARE_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
 
 app = new_app()
@@ -22,11 +22,12 @@ clusterkit report --log main.log --out run.html
 def report(
     *,
     run: RunOptions,
-    compare: list[str] | None = typer.Option(  # noqa: B008
-        None, "--compare", help="A run to draw over it; may be repeated.", metavar="TRIAL or EXPERIMENT/TRIAL"
-    ),
+    compare: list[str] | None = COMPARE_OPTION,
     out: str | None = typer.Option(
-        None, "--out", help="The file to write, or - for stdout; EXPERIMENT-TRIAL.html here when left out."
+        None,
+        "--out",
+        metavar="FILE",
+        help="The file to write, or - for stdout; EXPERIMENT-TRIAL.html here when left out.",
     ),
     log: str | None = typer.Option(
         None, "--log", metavar="FILE", help="Draw this log instead: AReaL's of any version, or ours; - for stdin."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,15 +67,25 @@ _OPTIONS: dict[str, Any] = {
         help="The run, in one word; TRIAL alone, too.",
         show_default=False,
     ),
-    "experiment": typer.Option("--experiment", help="Experiment; any when left out."),
-    "trial": typer.Option("--trial", help="Trial; any when left out."),
-    "fileroot": typer.Option("--fileroot", help="Folder under which runs are [./runs, or the cluster's own]."),
+    "experiment": typer.Option("--experiment", metavar="NAME", help="Experiment; any when left out."),
+    "trial": typer.Option("--trial", metavar="NAME", help="Trial; any when left out."),
+    "fileroot": typer.Option(
+        "--fileroot", metavar="FOLDER", help="Folder under which runs are [./runs, or the cluster's own]."
+    ),
     "cluster": typer.Option("--cluster", metavar="NAME", help="That cluster."),
     "here": typer.Option("--here", help="This machine, whichever cluster is current."),
     "user": typer.Option("--user", metavar="NAME", help="Runs of that user, instead of your own."),
 }
 
 
-def takes_run(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a Typer command options of `RunOptions`, by their names; it gets them as its parameter `run`."""
-    return lambda command: takes(command, "run", RunOptions, {name: _OPTIONS[name] for name in names})
+def takes_run(*names: str, hidden: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a Typer command options of `RunOptions`, by their names; it gets them as its parameter `run`.
+
+    Args:
+        hidden: further ones, which work but are not in --help.
+    """
+    options = {name: _OPTIONS[name] for name in names}
+    for name in hidden:
+        options[name] = copy(_OPTIONS[name])
+        options[name].hidden = True
+    return lambda command: takes(command, "run", RunOptions, options)

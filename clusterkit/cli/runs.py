@@ -48,7 +48,7 @@ def runs(
     """List all your runs: state, step, reward, accuracy, and the settings in which they differ.
 
     It goes to the current cluster (clusterkit use), without one to this machine; --here, --cluster NAME and
-    --fileroot DIR say which. --experiment and --trial may be patterns, such as 'tiny-*'. The runs of others are
+    --fileroot FOLDER say which. --experiment and --trial may be patterns, such as 'tiny-*'. The runs of others are
     counted, and listed with --user.
     """
     run, chosen = run.with_name_among(settings or [])

@@ -14,7 +14,7 @@ from clusterkit.cli.runoptions import RunOptions, takes_run
 from clusterkit.ssh.host_options import HostOptions
 from trainer.errors import UserError
 
-_JUDGES = typer.Option(False, "--judges", help="The judge servers of --experiment and --trial instead.")
+_JUDGES = typer.Option(False, "--judges", help="The run's judge servers instead.")
 _RUN = ("experiment", "trial", "fileroot", "here", "user")
 takes_engine_run = takes_run("name", *_RUN)
 app = new_app(
@@ -67,9 +67,11 @@ def add(
     *,
     hosts: HostOptions,
     run: RunOptions,
-    gpus: str = typer.Option("", "--gpus", help="On this machine: the server's GPUs by number, such as 4,5."),
+    gpus: str = typer.Option(
+        "", "--gpus", metavar="LIST", help="On this machine: the server's GPUs by number, such as 4,5."
+    ),
     model_path: str = typer.Option(
-        "", "--model-path", help="Folder of weights to start with; that of the other servers."
+        "", "--model-path", metavar="FOLDER", help="Folder of weights to start with; that of the other servers."
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -121,12 +123,13 @@ def stop(
 @app.command(
     examples="""
 clusterkit serve judge --model-path /models/judge --gpus 3
-clusterkit serve judge --model-path /models/J --gpus 2,3
+clusterkit serve judge memalpha/run2 \\
+  --model-path /models/judge --gpus 2,3
 """
 )
 @takes_hosts
 @takes_judge_options
-@takes_run("fileroot", "here")
+@takes_run("name", "fileroot", "here", hidden=("experiment", "trial"))
 def judge(
     *,
     hosts: HostOptions,
@@ -136,19 +139,19 @@ def judge(
     stop_them: bool = typer.Option(False, "--stop", hidden=True, help="As clusterkit serve stop --judges."),
     as_json: bool = typer.Option(False, "--json", hidden=True, help="With --list or --stop: print JSON."),
 ) -> None:
-    """Serve a reader and judge, registered for a run by experiment and trial.
+    """Serve a reader and judge, registered for a run by its name: run1 of the preset's experiment when left out.
 
     It goes where train of the preset would go; --here and --cluster NAME say otherwise. On this machine it serves until
     Ctrl-C; on a cluster on GPUs that its Ray has free, until clusterkit serve stop --judges, and the command returns
     when they answer.
-    `clusterkit train` of the same experiment and trial (under the same --fileroot, or on the same cluster) finds them,
+    `clusterkit train` of the same run (under the same --fileroot, or on the same cluster) finds them,
     checks their model, and waits for them when they are gone for a while.
     """
     actions.serve_judge.judge(hosts, run, options, list_them=list_them, stop_them=stop_them, as_json=as_json)
 
 
 def _judges_of(run: RunOptions) -> JudgeOptions:
-    """The options of `serve judge` that name the same run. Raises UserError where it is another user's."""
+    """The other options of `serve judge`. Raises UserError where the run is another user's."""
     if run.user:
         raise UserError(f"--user {run.user}: judge servers are listed and ended by the user who started them")
-    return replace(JudgeOptions(), **{name: value for name in ("experiment", "trial") if (value := getattr(run, name))})
+    return JudgeOptions()

@@ -39,7 +39,7 @@ _SITE: dict[str, Any] = {
 """How each field of `Site` is typed."""
 _SETUP: dict[str, Any] = {
     "preset": typer.Option(metavar="NAME", help="Fetch what this preset needs, and train it."),
-    "task": typer.Option(help="Task of the preset; its default when left out."),
+    "task": typer.Option(metavar="NAME", help="Task; the preset's default when left out."),
     "image_from": typer.Option(
         metavar="auto|pull|storage|fanout",
         help="How hosts get the image; storage: saved once, loaded everywhere; fanout: host to host, through here.",
@@ -50,8 +50,8 @@ _SETUP: dict[str, Any] = {
     "image_torch": typer.Option("--image-torch/--no-image-torch", help="PyTorch in a built CPU image."),
     "hf_token_file": typer.Option(metavar="FILE", help="Token for gated models; $HF_TOKEN when left out."),
     "bundle": typer.Option(metavar="FILE|FOLDER", help="Install from what `clusterkit bundle` wrote."),
-    "model_path": typer.Option(help="Model in place of the preset's: folder or repository."),
-    "dataset_path": typer.Option(help="Data set in place of the preset's."),
+    "model_path": typer.Option(metavar="MODEL", help="Model in place of the preset's: folder or repository."),
+    "dataset_path": typer.Option(metavar="DATA", help="Data set in place of the preset's."),
     "train": typer.Option("--train/--no-train", help="With a preset: start its training, or only fetch."),
     "gpus": typer.Option("--gpus/--no-gpus", help="Demand or ignore GPUs; take what there is when left out."),
     "privileged": typer.Option("--privileged", help="Run the Ray containers with --privileged."),

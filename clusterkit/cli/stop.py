@@ -26,7 +26,9 @@ def stop(
     *,
     hosts: HostOptions,
     run: RunOptions,
-    deadline: float = typer.Option(600.0, "--deadline", min=1.0, help="Seconds until it is ended by force."),
+    deadline: float = typer.Option(
+        600.0, "--deadline", min=1.0, metavar="SECONDS", help="Seconds until it is ended by force."
+    ),
     force: bool = typer.Option(False, "--force", help="End it at once; what came after the last checkpoint is lost."),
     as_json: bool = JSON_OPTION,
 ) -> None:

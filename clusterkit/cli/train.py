@@ -31,8 +31,10 @@ def train(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Settings that differ from the preset's, such as seed=2."),
     ] = None,
-    preset: str | None = typer.Option(None, "--preset", help="Preset, such as tiny; see clusterkit presets."),
-    task: str | None = typer.Option(None, "--task", help="Task; the preset's default when left out."),
+    preset: str | None = typer.Option(
+        None, "--preset", metavar="NAME", help="Preset, such as tiny; see clusterkit presets."
+    ),
+    task: str | None = typer.Option(None, "--task", metavar="NAME", help="Task; the preset's default when left out."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the configuration and the plan; write nothing."),
     slurm: bool = typer.Option(
         False, "--slurm", help="Submit it to Slurm, from a login node; also mode=slurm (docs/slurm.md)."
@@ -42,9 +44,13 @@ def train(
         "--detach/--follow",
         help="On a cluster: come back once it trains, with --slurm once it is submitted; or show it to its end.",
     ),
-    partition: str = typer.Option("", "--partition", help="With --slurm: partition; sbatch's own default."),
-    account: str = typer.Option("", "--account", help="With --slurm: account."),
-    time: str = typer.Option("", "--time", help="With --slurm: time limit, as sbatch takes it (1-12:00:00)."),
+    partition: str = typer.Option(
+        "", "--partition", metavar="NAME", help="With --slurm: partition; sbatch's own default."
+    ),
+    account: str = typer.Option("", "--account", metavar="NAME", help="With --slurm: account."),
+    time: str = typer.Option(
+        "", "--time", metavar="LIMIT", help="With --slurm: time limit, as sbatch takes it (1-12:00:00)."
+    ),
     sbatch_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,7 +70,7 @@ def train(
     recover_from: str | None = typer.Option(
         None,
         "--recover-from",
-        metavar="EXPERIMENT/TRIAL|PATH",
+        metavar="EXPERIMENT/TRIAL|FOLDER",
         help="Start a new trial from another run's recover checkpoint (weights, optimizer and step number go on, other "
         "settings may change), or from a folder of weights (a new optimizer, from step 1).",
     ),

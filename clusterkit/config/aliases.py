@@ -159,8 +159,8 @@ _FROM_AGENT = Unneeded(
 )
 _NO_CRITIC = RefusedSetting("no critic is trained here: leave it out")
 _JUDGE = RefusedSetting(
-    "judges are registered for the run's own experiment and trial: clusterkit serve judge --experiment NAME --trial "
-    "NAME; a server of your own is named by judge.url"
+    "judges are registered for the run's own experiment and trial: clusterkit serve judge EXPERIMENT/TRIAL; "
+    "a server of your own is named by judge.url"
 )
 
 _EXPERIMENT: dict[str, Alias] = {  # AReaL of all versions: the run, its hosts, when it is saved and brought back

@@ -13,7 +13,7 @@ from clusterkit.backends.base import Say, folder_of_runs
 from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.stage_inputs import FILES, HOTPOTQA, InputStager
-from clusterkit.backends.ray.storage import cache_of, read_from
+from clusterkit.backends.ray.storage import cache_of, list_runs, read_from
 from clusterkit.evaluate.request import (
     EvalArguments,
     choose_checkpoint,
@@ -216,12 +216,14 @@ def _is_run(typed: str) -> bool:
 
 
 async def _newest_checkpoint(head: Head, run: str | None) -> str:
-    """The checkpoint of the highest step of a run (EXPERIMENT/TRIAL, else the run written to last); empty without."""
+    """The checkpoint of the highest step of a run (EXPERIMENT/TRIAL, else the one started last); empty without any."""
     root = f"{head.fileroot}/checkpoints/{user_name()}"
     found = await _checkpoints(head, f"{root}/{run}" if run else root)
     if not found:
         return ""
-    _, newest = max(found)
+    listed = [] if run else await list_runs(head.session, head.fileroot, user_name())
+    starts: dict[tuple[str, ...], float] = {(one.run.experiment, one.run.trial): one.started for one in listed}
+    _, newest = max(found, key=lambda one: (starts.get(one[1].relative_to(root).parts[:2], 0.0), one[0]))
     return _of_highest_step(path for _, path in found if path.parent == newest.parent)
 
 

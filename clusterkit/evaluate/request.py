@@ -111,7 +111,9 @@ def checkpoint_here(typed: str | None, fileroot: Path) -> str:
             f"{checkpoint} under {fileroot} has no checkpoint yet (clusterkit status shows how it is doing); name "
             "another with --model-path"
         )
-    listed = f"; runs: {', '.join(names[-5:])}" if names else ", which has no runs (--fileroot DIR for another folder)"
+    listed = (
+        f"; runs: {', '.join(names[-5:])}" if names else ", which has no runs (--fileroot FOLDER for another folder)"
+    )
     if "/" in checkpoint:
         raise RunError(f"no run {checkpoint} under {fileroot}{listed}. There is no folder of that name either")
     raise RunError(

@@ -26,7 +26,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TRIAL_NAME = re.compile(r"^run(\d+)$")
 RUNS = "runs"
 """Folder of this machine's runs where --fileroot names none."""
-FILEROOT = "choose another folder with --fileroot DIR"
+FILEROOT = "choose another folder with --fileroot FOLDER"
 """Advice for errors about folders of runs."""
 HOLDER_FILE = ".holder"
 """File in the local copy of a remote run that names the process that works on it: locks say nothing over here."""
@@ -168,7 +168,7 @@ def killed_launcher(run: RunDirectory) -> str | None:
 def runs(
     fileroot: Path, experiment: str | None = None, trial: str | None = None, user: str | None = None
 ) -> list[RunDirectory]:
-    """Return the runs of a user (None: of this one) below fileroot; the one that was written to last comes last."""
+    """Return the runs of a user (None: of this one) below fileroot; the one that was started last comes last."""
     user = user or user_name()
     base = fileroot / "logs" / user
     found = [
@@ -176,7 +176,7 @@ def runs(
         for path in base.glob(f"{experiment or '*'}/{trial or '*'}")
         if os.path.isdir(path)  # noqa: PTH112 (no error where it may not be looked at)
     ]
-    return sorted(found, key=lambda run: (_last_sign(run), run.experiment, run.trial))
+    return sorted(found, key=lambda run: (last_start(run), run.experiment, run.trial))
 
 
 def numbered_trials(fileroot: Path, experiment: str) -> list[int]:
@@ -221,11 +221,9 @@ def hold_lock(path: Path) -> Iterator[bool]:
                 file.truncate(0)
 
 
-def _last_sign(run: RunDirectory) -> float:
-    times = [0.0]
-    for path in (run.metrics, run.config, run.logs):
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times)
+def last_start(run: RunDirectory) -> float:
+    """Unix seconds of a run's last start, which wrote its configuration; without one those of its folder, else 0."""
+    for path in (run.config, run.logs):
+        with suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0

@@ -83,7 +83,7 @@ def overviews(
     *,
     ask_queue: bool = True,
 ) -> Iterator[RunOverview]:
-    """Yield the runs of a user (None: of this one), the one that was written to last first.
+    """Yield the runs of a user (None: of this one), the one that was started last first.
 
     Args:
         experiment: a name or a pattern such as `tiny-*`; None for any.

@@ -102,7 +102,7 @@ def find_run(
         raise RunError(f"no run {pattern} under {fileroot}. Name one of these: {names}")
     raise RunError(
         f"no runs found under {fileroot}{f' of user {user}' if user else ''}: start one with "
-        "`clusterkit train --preset tiny`, or point to another folder with --fileroot DIR"
+        "`clusterkit train --preset tiny`, or point to another folder with --fileroot FOLDER"
     )
 
 

@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_written_is_refused() -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert "cannot use /proc/runs: " in result.stderr
     assert "The disk at /proc has" in result.stderr
-    assert "--fileroot DIR" in result.stderr
+    assert "--fileroot FOLDER" in result.stderr
 
 
 def test_a_folder_that_a_file_stands_in_the_way_of_is_refused(tmp_path: Path) -> None:

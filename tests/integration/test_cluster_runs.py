@@ -403,6 +403,8 @@ def test_the_run_that_was_started_last_is_shown_and_the_other_named(world: World
 
     started(there, 50)
     started(here, 500)
+    started(failed(world, "older"), 900)  # what is written to it now makes it no newer
+    assert world.json("report", "--out", "page.html")["runs"] == ["tiny-recall/run1"]
     done = world("status", code=1)
     assert "tiny-recall/run1" in done.stdout
     assert "where tiny-recall/run1 was started last; of this machine: tiny-recall/mine (--here)" in done.stderr

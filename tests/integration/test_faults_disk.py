@@ -205,7 +205,7 @@ def test_a_file_in_the_way(forks: Forks, new_trial: NewTrial, place: Callable[[T
     message = _one_message(trial)
     assert message.startswith("error: cannot write the run directory: ")
     assert str(blocked) in message
-    assert "fileroot=DIR" in message
+    assert "fileroot=FOLDER" in message
     assert blocked.read_text() == "here first"
 
 
@@ -216,7 +216,7 @@ def test_a_folder_in_the_way(forks: Forks, new_trial: NewTrial, name: str) -> No
     assert forks.run(trial) == 2
     message = _one_message(trial)
     assert str(trial.paths.logs / name) in message
-    assert "fileroot=DIR" in message
+    assert "fileroot=FOLDER" in message
 
 
 @pytest.mark.parametrize("place", ["fileroot", "run"])
@@ -231,9 +231,9 @@ def test_a_run_directory_that_may_not_be_written(new_trial: NewTrial, place: str
     out, err = process.communicate(timeout=300)
     closed.chmod(0o755)
     assert (process.returncode, out) == (2, ""), err
-    told = f"cannot write the run directory: {closed / 'logs'}: Permission denied. Choose another fileroot=DIR"
+    told = f"cannot write the run directory: {closed / 'logs'}: Permission denied. Choose another fileroot=FOLDER"
     if place == "run":
-        told = f"cannot write to {closed}: change its permissions, or choose another fileroot=DIR"
+        told = f"cannot write to {closed}: change its permissions, or choose another fileroot=FOLDER"
     assert err == f"error: {told}\n"
 
 
@@ -243,7 +243,7 @@ def test_a_disk_that_is_read_only(forks: Forks, small_disk: SmallDisk, warm_cach
     assert forks.run(trial) == 2
     assert _one_message(trial) == (
         f"error: cannot write the run directory: {trial.file.parent / 'logs'}: Read-only file system. "
-        "Choose another fileroot=DIR\n"
+        "Choose another fileroot=FOLDER\n"
     )
 
 

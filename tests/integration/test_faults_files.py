@@ -79,7 +79,9 @@ def test_train_onto_a_full_disk_names_the_lock_and_the_disk(disk: Path, tmp_path
 
     done = run(tmp_path, "train", "--preset", "tiny", "--fileroot", str(disk / "runs"))
 
-    one_message(done, "no space left", lines_of_free(disk), "free some, or choose another folder with --fileroot DIR")
+    one_message(
+        done, "no space left", lines_of_free(disk), "free some, or choose another folder with --fileroot FOLDER"
+    )
     assert f"cannot write {disk}/runs/logs/" in done.stderr
 
 

@@ -54,7 +54,7 @@ def test_what_would_be_resumed(tmp_path: Path, writer: RunWriter) -> None:
 
 def test_a_preset_means_the_trial_that_train_would_go_on_with(tmp_path: Path, writer: RunWriter) -> None:
     other = RunWriter(tmp_path, trial="mine").config(f"fileroot={tmp_path}").attempt().steps(1, 9)
-    os.utime(other.run.metrics, (time.time() + 60, time.time() + 60))
+    os.utime(other.run.config, (time.time() + 60, time.time() + 60))
 
     assert check(tmp_path, code=1)["trial"] == "mine", "the newest"
     assert check(tmp_path, "--preset", "tiny", code=0)["trial"] == writer.run.trial

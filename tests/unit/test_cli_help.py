@@ -72,6 +72,7 @@ def test_help_says_what_a_command_is_for_and_fits_the_terminal(path: tuple[str, 
         usage, _, rest = text.partition("\n\n")
         assert usage.startswith("Usage: ")
         assert "[[" not in usage
+        assert not re.search(r"<(str|int|float|path|list)\b", text), "a type of Python's"
         assert not rest.startswith(("Options:", "Arguments:", "Commands:")), "it begins with options, not a sentence"
 
 
@@ -108,6 +109,7 @@ def test_every_command_is_in_one_section() -> None:
         ("recover check --set seed=2", "recover check seed=2"),
         ("presets plan tiny --set seed=2", "presets plan tiny seed=2"),
         ("serve judge --model m --server_flag --a", "serve judge --model-path m --server-flag=--a"),
+        ("serve judge --per-server 2", "serve judge --tensor-parallel 2"),
         ("serve add --model m", "serve add --model-path m"),
         ("trace --task 3", "trace --task-id 3"),
         ("train --preset tiny --task sft", "train --task sft --preset tiny"),

@@ -365,9 +365,7 @@ def judged_config(tmp_path: Path, *settings: str) -> Any:
 
 
 def test_a_run_is_refused_where_no_judge_can_be_reached(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"no judge is registered for .*serve judge .*--trial run1.*--cluster.*judge\.url="
-    ):
+    with pytest.raises(UserError, match=r"no judge is registered for .*serve judge \S+/run1 .*--cluster.*judge\.url="):
         make_served_reader(judged_config(tmp_path))
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 cannot be reached.*start it"):
         make_served_reader(judged_config(tmp_path, "judge.url=http://127.0.0.1:9"))

@@ -63,4 +63,4 @@ def test_a_file_system_without_locks_refuses_a_run_and_says_so(tmp_path: Path, e
     assert done.returncode == 2, done.stderr
     assert f"file locks {said}" in done.stderr
     assert "rpc-statd" in done.stderr
-    assert "--fileroot DIR" in done.stderr
+    assert "--fileroot FOLDER" in done.stderr

@@ -54,6 +54,7 @@ def test_gpus_that_make_no_servers_are_refused(wanted: str, per_server: int) -> 
         (("--gpus", "3", "--per-server", "2"), "do not divide"),
         (("--cluster", "lab", "--gpus", "2,3"), "Ray chooses GPUs"),
         (("--cluster", "lab", "--address", "10.0.0.5"), "no --address"),
+        (("mine/run2", "--trial", "run3"), "name the run twice"),
         ((), r"--model-path .*is neither a folder nor the name of an asset"),
     ],
 )
@@ -89,7 +90,7 @@ def test_a_server_that_cannot_start_is_told_listed_and_cleared(tmp_path: Path) -
     (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (model / "tokenizer.json").write_text("{}")
     where = ["--fileroot", str(tmp_path / "runs")]
-    argv = [sys.executable, "-m", "clusterkit.cli.main", "serve", "judge", *where, "--model", str(model)]
+    argv = [sys.executable, "-m", "clusterkit.cli.main", "serve", "judge", "mine/run2", *where, "--model", str(model)]
     # SGLang asks for a GPU; the interpreter is one that is there, so that nothing else is wrong.
     done = subprocess.run(
         argv, capture_output=True, text=True, timeout=300, check=False,
@@ -98,12 +99,12 @@ def test_a_server_that_cannot_start_is_told_listed_and_cleared(tmp_path: Path) -
     assert done.returncode == 2
     assert "judge-0 was given no GPU" in done.stderr
 
-    listed = CliRunner().invoke(app, ["judge", *where, "--list", "--json"])
+    listed = CliRunner().invoke(app, ["judge", *where, "--experiment", "mine", "--trial", "run2", "--list", "--json"])
     (one,) = json.loads(listed.stdout)["servers"]
     assert (one["name"], one["state"]) == ("judge-0", "ended")
     assert "was given no GPU" in one["reason"]
-    assert CliRunner().invoke(app, ["judge", *where, "--stop"]).stdout == "ended: judge-0\n"
-    assert CliRunner().invoke(app, ["judge", *where, "--list"]).stdout == "the run has no judge servers\n"
+    assert CliRunner().invoke(app, ["stop", "mine/run2", *where, "--judges"]).stdout == "ended: judge-0\n"
+    assert CliRunner().invoke(app, ["list", "mine/run2", *where, "--judges"]).stdout == "the run has no judge servers\n"
 
 
 def test_what_is_printed_after_a_server_was_added_names_the_run_in_one_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,11 +170,12 @@ def test_a_torn_or_empty_record_file_is_no_obstacle(tmp_path: Path, content: str
     assert "state" in _text(status)
 
 
-def test_the_newest_run_is_found_and_one_can_be_named(tmp_path: Path) -> None:
+def test_the_run_that_was_started_last_is_found_whoever_wrote_last_and_one_can_be_named(tmp_path: Path) -> None:
     for age, trial in ((300, "run2"), (100, "run1"), (200, "run10")):
-        writer = RunWriter(tmp_path, trial=trial).attempt()
+        writer = RunWriter(tmp_path, trial=trial).config().attempt()
+        _set_age(writer.run.config, writer.clock - age)
         for path in (writer.run.metrics, writer.run.logs):
-            _set_age(path, writer.clock - age)
+            _set_age(path, writer.clock + age)  # of runs side by side, now this one writes and now that
 
     assert find_run(tmp_path).trial == "run1"
     assert find_run(tmp_path, "tiny-recall", "run10").trial == "run10"

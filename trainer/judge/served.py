@@ -209,9 +209,9 @@ def make_served_reader(config: RunConfig) -> ServedReader:
     if not urls:
         raise UserError(
             f"no judge is registered for {config.experiment_name}/{config.trial_name} and answers (none in "
-            f"{registry_of(config)}): start one with `clusterkit serve judge --experiment {config.experiment_name} "
-            f"--trial {config.trial_name} --model-path {judge.model or 'NAME'}`, on a cluster with --cluster NAME, or "
-            "name a server with judge.url=http://HOST:PORT"
+            f"{registry_of(config)}): start one with `clusterkit serve judge "
+            f"{config.experiment_name}/{config.trial_name} --model-path {judge.model or 'NAME'}`, "
+            "on a cluster with --cluster NAME, or name a server with judge.url=http://HOST:PORT"
         )
     return connect(judge, urls, lambda: find_urls(config), cache_folder(config))
 

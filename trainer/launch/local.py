@@ -198,7 +198,7 @@ def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[BinaryIO]:
         for folder in (paths.logs, paths.checkpoints, paths.recover):
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
-                raise UserError(f"cannot write to {folder}: change its permissions, or choose another fileroot=DIR")
+                raise UserError(f"cannot write to {folder}: change its permissions, or choose another fileroot=FOLDER")
         with (paths.logs / "run.lock").open("a+b") as lock:
             _take(lock, config)
             open_log(paths.logs / "main.log")
@@ -207,9 +207,9 @@ def _open_run(paths: RunPaths, config: RunConfig) -> Iterator[BinaryIO]:
         where = error.filename or paths.logs
         if is_full(error):
             room = disk_of(Path(where))
-            raise RunError(f"no space left at {where}: free some, or choose another fileroot=DIR. {room}") from error
+            raise RunError(f"no space left at {where}: free some, or choose another fileroot=FOLDER. {room}") from error
         reason = error.strerror or error
-        raise UserError(f"cannot write the run directory: {where}: {reason}. Choose another fileroot=DIR") from error
+        raise UserError(f"cannot write the run directory: {where}: {reason}. Choose another fileroot=FOLDER") from error
 
 
 def _take(lock: BinaryIO, config: RunConfig) -> None:
@@ -250,7 +250,7 @@ def _in_plain_words(config: RunConfig) -> Iterator[None]:
             ) from error
         if system is not None and system.filename and system.errno in REFUSALS:
             raise UserError(
-                f"cannot write {system.filename}: {system.strerror}. Change that, or choose another fileroot=DIR"
+                f"cannot write {system.filename}: {system.strerror}. Change that, or choose another fileroot=FOLDER"
             ) from error
         raise
 

@@ -60,10 +60,12 @@ def require_writable(run: RunDirectory) -> None:
             nearest = nearest.parent
         if not nearest.is_dir():
             raise UserError(
-                f"{nearest} is a file, but the run needs a folder there: choose another with --fileroot DIR"
+                f"{nearest} is a file, but the run needs a folder there: choose another with --fileroot FOLDER"
             )
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise UserError(f"cannot write to {nearest}: change its permissions, or choose another with --fileroot DIR")
+            raise UserError(
+                f"cannot write to {nearest}: change its permissions, or choose another with --fileroot FOLDER"
+            )
 
 
 def write_config(run: RunDirectory, config: RunConfig) -> None:

@@ -203,7 +203,7 @@ class RayBackend:
         return matching_jobs(self.ray_jobs(), user, selector.experiment, selector.trial, folder)
 
     def newest_run(self, selector: RunSelector) -> ListedRun | None:
-        """The run that was written to last, asked of any host that shows the storage; None without any."""
+        """The run that was started last, asked of any host that shows the storage; None without any."""
         selector = self.in_folder(selector)
         return self.wait(through_any(self.selection, lambda head: newest_of(head, selector)))
 

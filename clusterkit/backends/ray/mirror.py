@@ -14,7 +14,7 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,6 @@ from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, runs, user_name
 from clusterkit.runs.log.metrics import History
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
-from evaluation.steps import SCORES
 from trainer.checkpoint import slots
 from trainer.errors import RunError, UserError
 from trainer.paths import SUPERVISED
@@ -88,7 +87,7 @@ class Copies:
         self._known: dict[RunDirectory, _CopiedRun] = {}
 
     async def index(self) -> None:
-        """Have a folder here for every run of this user, as old as the run's last sign of life there.
+        """Have a folder here for every run of this user, as old as the run's last start there.
 
         Raises:
             RunError: there is none, or no host shows them.
@@ -103,7 +102,7 @@ class Copies:
         for one in found:
             run = RunDirectory(self.folder, user, one.run.experiment, one.run.trial)
             run.logs.mkdir(parents=True, exist_ok=True)
-            _date(run, one.written)
+            _date(run, one.started)
 
     async def fetch_overviews(self, user: str) -> None:
         """Bring what the overview of a user's runs is made from; see `Runs.fetch_overviews`.
@@ -219,8 +218,8 @@ class Copies:
         if logs:
             await fetch_logs(head, original, run, facts, known.logs)
         self._write_holder(run, self._holder(await self._jobs(head), original, run))
-        signs = [moment for name, (_, moment) in facts.items() if not name.startswith(f"{SCORES}/")]
-        _date(run, max(signs, default=0.0))  # an old run that is scored is no new one
+        newest = max((moment for _, moment in facts.values()), default=0.0)
+        _date(run, facts.get(run.config.name, (0, newest))[1])
 
     async def _jobs(self, head: Head) -> list[RayJob] | None:
         """All jobs of Ray; None where it cannot be asked over this host."""
@@ -290,9 +289,8 @@ def _is_record(name: str) -> bool:
 
 
 def _date(run: RunDirectory, moment: float) -> None:
-    """Let the copy look as old as the run is: the newest run is the one that was written to last."""
-    paths: Iterable[Path] = (run.logs, run.metrics)
-    for path in paths:
+    """Let the copy look as old as the run is: what was brought later was not started later."""
+    for path in (run.logs, run.config):
         with contextlib.suppress(OSError):
             os.utime(path, (moment, moment))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def newest_of(head: Head, selector: RunSelector) -> ListedRun | None:
-    """The run that was written to last, among those that fit; None without any."""
+    """The run that was started last, among those that fit; None without any."""
     user = selector.user or user_name()
     return await newest_run(head.session, selector.fileroot or head.fileroot, user, selector.experiment, selector.trial)
 

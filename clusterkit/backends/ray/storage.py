@@ -131,12 +131,12 @@ class ListedRun:
     """A run as it lies on the storage."""
 
     run: RunDirectory  # its folder there
-    written: float  # Unix seconds of its last sign of life
-    started_ago: float  # seconds since its last start
+    started: float  # Unix seconds of its last start, by the storage's clock
+    started_ago: float  # seconds since then
 
 
 async def list_runs(head: Session, fileroot: str, user: str) -> list[ListedRun]:
-    """A user's runs, the one that was written to last at the end.
+    """A user's runs, the one that was started last at the end.
 
     Raises:
         HostError: the head was lost, or cannot read there.
@@ -155,16 +155,15 @@ find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f \
             written.setdefault((parts[0], parts[1]), {})[parts[2]] = float(moment)
     found = []
     for name, files in written.items():
-        last = max(files.values())
-        started = files.get("config.yaml", last)  # every start writes it
-        found.append(ListedRun(RunDirectory(Path(fileroot), user, *name), last, float(now) - started))
-    return sorted(found, key=lambda one: one.written)
+        started = files.get("config.yaml", max(files.values()))  # every start writes it
+        found.append(ListedRun(RunDirectory(Path(fileroot), user, *name), started, float(now) - started))
+    return sorted(found, key=lambda one: one.started)
 
 
 async def newest_run(
     head: Session, fileroot: str, user: str, experiment: str | None, trial: str | None
 ) -> ListedRun | None:
-    """The run that was written to last, among those of a name; None without any. Raises HostError as `list_runs`."""
+    """The run that was started last, among those of a name; None without any. Raises HostError as `list_runs`."""
     for one in reversed(await list_runs(head, fileroot, user)):
         if experiment in (None, one.run.experiment) and trial in (None, one.run.trial):
             return one

@@ -77,7 +77,7 @@ def runs(
             whence = f"of {whose} under {folder} {backend.where}".rstrip()
             chosen = bool(settings or states or slurm or run.experiment or run.trial)
             cluster = f" --cluster {place.hosts.cluster}" if place.hosts and place.hosts.cluster else ""
-            start = f"clusterkit train{cluster} --preset tiny starts one, --fileroot DIR names another folder"
+            start = f"clusterkit train{cluster} --preset tiny starts one, --fileroot FOLDER names another folder"
             output.result(f"no such runs {whence}; all: clusterkit runs" if chosen else f"no runs {whence}: {start}")
             return
         print_table(listed, keys)

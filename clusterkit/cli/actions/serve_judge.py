@@ -34,6 +34,9 @@ from trainer.judge.servers import HOST_MODULE, gpu_groups, judges_folder
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 
+FIRST_TRIAL = "run1"
+"""Name that `train` gives the first trial of an experiment."""
+
 
 def judge(
     hosts: HostOptions, run: RunOptions, options: JudgeOptions, *, list_them: bool, stop_them: bool, as_json: bool
@@ -48,11 +51,11 @@ def judge(
         hosts = replace(hosts, cluster=announce(for_training(resolved, typed, start=False)))
     on_cluster = hosts.cluster is not None or hosts.hostnames is not None
     request = JudgeRequest(
-        options.experiment or config.experiment_name,
-        options.trial,
+        run.experiment or config.experiment_name,
+        run.trial or FIRST_TRIAL,
         options.model,
         0,
-        options.per_server,
+        options.tensor_parallel,
         options.engine,
         options.context_length,
         options.quoted_flags,
@@ -69,7 +72,7 @@ def judge(
         raise UserError("--model-path is missing: name the folder of the model that is to read and judge")
     if options.engine not in ("sglang", "vllm"):
         raise UserError(f"--engine {options.engine}: choose sglang or vllm")
-    groups = gpu_groups(options.gpus, options.per_server)
+    groups = gpu_groups(options.gpus, options.tensor_parallel)
     expected_model = config.judge.model.rpartition("/")[2]
     if on_cluster:
         if "," in options.gpus or own_address:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -12,7 +11,7 @@ from clusterkit.backends.base import Place, RunSelector, folder_of_runs
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
-from clusterkit.runs.directory import RunDirectory, runs, user_name
+from clusterkit.runs.directory import RunDirectory, last_start, runs, user_name
 from clusterkit.runs.holder import holder_of
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ui import output
@@ -196,7 +195,7 @@ def _compare_places(kind: Kind, typed: RunOptions, now: Current, local: RunDirec
         dead = "alive " if kind is Kind.LIVING_RUN else ""
         return Target(None, f"on this machine (cluster {now.name} has no such run {dead}of yours)")
     remote = f"{newest.run.experiment}/{newest.run.trial}"
-    if newest.started_ago <= _started_ago(local):
+    if newest.started_ago <= time.time() - last_start(local):
         return Target(
             now.name,
             f"on cluster {now.name} ({now.why}), where {remote} was started last; of this machine: {name} (--here)",
@@ -205,14 +204,6 @@ def _compare_places(kind: Kind, typed: RunOptions, now: Current, local: RunDirec
         None,
         f"on this machine, where {name} was started last; on cluster {now.name}: {remote} (--cluster {now.name})",
     )
-
-
-def _started_ago(run: RunDirectory) -> float:
-    """Seconds since a run of this machine was started last: every start writes its configuration."""
-    for path in (run.config, run.logs):
-        with suppress(OSError):
-            return time.time() - path.stat().st_mtime
-    return 0.0
 
 
 def _here_note(why: str) -> str:
