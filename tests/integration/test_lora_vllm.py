@@ -131,7 +131,9 @@ def test_a_server_samples_with_each_adapter_that_is_published(tmp_path: Path) ->
         cut = loop.submit(ask(engine, 2, 300, banned=(1,)))  # which would end them early
         loop.run(under_way(server, 3, 2))
         moved(learner, 4)
-        assert publisher.publish(4).interruption_seconds > 0
+        paused = publisher.publish(4)
+        print(f"seconds: {stats.transfer_seconds:.3f} beside responses, {paused.interruption_seconds:.3f} with a pause")
+        assert paused.interruption_seconds > 0
         assert {tuple(version for version, _ in done.spans) for _, done in cut.result(120)} == {(3, 4)}
         assert engine.stats.interrupted == 2
         assert loop.run(routes.versions(pool, server)) == [4]
