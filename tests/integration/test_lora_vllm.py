@@ -128,9 +128,10 @@ def test_a_server_samples_with_each_adapter_that_is_published(tmp_path: Path) ->
         assert gap(learner, old) < EXACT
         # Where servers keep fewer versions than are in use, these are cut off, and go on under the new one.
         engine.versions = 1
-        cut = loop.submit(ask(engine, 2, 300, banned=(1,)))  # which would end them early
-        loop.run(under_way(server, 3, 2))
         moved(learner, 4)
+        cut = loop.submit(ask(engine, 2, 500, banned=(1,)))  # which would end them early
+        loop.run(under_way(server, 3, 2))
+        sampled(loop, engine)  # in the same batches: those have tokens then, too
         paused = publisher.publish(4)
         print(f"seconds: {stats.transfer_seconds:.3f} beside responses, {paused.interruption_seconds:.3f} with a pause")
         assert paused.interruption_seconds > 0
