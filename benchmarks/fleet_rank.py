@@ -29,7 +29,7 @@ from fleet_machine import Rates, replayed
 from trainer.agents import make_agent
 from trainer.config import RunConfig
 from trainer.configfile import read_config
-from trainer.engines.served import ServedStats
+from trainer.engines.served_stats import ServedStats
 from trainer.files import write_atomic
 from trainer.rewards.make import make_reward
 from trainer.rollout.batch import make_batch

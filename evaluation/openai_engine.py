@@ -74,7 +74,7 @@ class OpenAIEngine:
         with self.sharing.member(key):
             sent = await self.sharing.ready(prompt_ids, key)
             answer = await self._complete(prompt_ids, params)
-            self.sharing.answered(sent, key)
+            self.sharing.answered(sent, self.url)
         choice = (answer.get("choices") or [{}])[0]
         ids = list(self.tokenizer(str(choice.get("text") or ""), add_special_tokens=False)["input_ids"])
         if choice.get("finish_reason") == "length":

@@ -34,6 +34,7 @@ class FaultyServer:
         self.sglang = "0.5.17"
         self.update_answer: Answer | None = None
         self.fields_missing: tuple[str, ...] = ()
+        self.adapters: list[str] = []
         self.free = asyncio.Event()
         self.aborted = asyncio.Event()
 
@@ -48,6 +49,14 @@ class FaultyServer:
                 return self.update_answer
             self.version, self.hold = body["weight_version"], None
             return 200, {"success": True}
+        if route == "/load_lora_adapter":
+            if self.update_answer is not None:
+                return self.update_answer
+            self.adapters.append(body["lora_name"])
+        if route == "/unload_lora_adapter":
+            self.adapters.remove(body["lora_name"])
+        if route == "/v1/models":
+            return 200, {"data": [{"id": "base"}, *({"id": name, "parent": "base"} for name in self.adapters)]}
         if route == "/server_info":
             return 200, {"version": self.sglang}
         if route == "/model_info":

@@ -432,7 +432,8 @@ class WeightsConfig(Section):
     that give their memory away."""
     adapters: Literal["auto", "merged", "alone"] = "auto"
     """With model.lora: merged: servers get all weights, with the adapters merged in, in the way of `transport`. alone:
-    they keep the base's weights, and load adapters from a folder. auto: alone to vLLM, merged to SGLang."""
+    they keep the base's weights, and load adapters from a folder, without a pause. auto: alone to vLLM, merged to
+    SGLang."""
     bucket_mb: Annotated[int, Field(ge=1, le=16384)] = 1024
     """Size of a bucket of weights, in MiB. Trainer and servers need memory for about two beside the weights."""
     deadline_s: Annotated[float, Field(gt=0, le=300)] = 60.0

@@ -56,6 +56,15 @@ def served_rank(config: RunConfig) -> int:
     return config.model.lora.rank if serves_adapters(config) else 0
 
 
+def served_versions(config: RunConfig) -> int:
+    """Adapters that a server is asked for beside one another; 1 where it gets whole weights.
+
+    When a version comes out, no response of a run is older than `rollout.max_staleness` versions before it: groups
+    admitted earlier have all been trained (`trainer.rollout.buffer`).
+    """
+    return config.rollout.max_staleness + 1 if serves_adapters(config) else 1
+
+
 def served_layers(config: RunConfig, model: Path) -> tuple[str, ...]:
     """Names of the layers that servers are to prepare for adapters; none where they get whole weights, or are vLLM's,
     which take adapters of any layer.

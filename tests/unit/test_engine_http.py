@@ -53,7 +53,7 @@ async def pool_of(stack: AsyncExitStack, *handlers: Any, limits: Limits = FAST) 
 
 
 async def ask(pool: ServerPool, key: str = "group") -> str:
-    server, answer = await pool.dispatch("/generate", lambda _: {}, key)
+    server, _, answer = await pool.dispatch("/generate", lambda _: {}, key)
     assert answer == {"ok": True}
     return server.name
 

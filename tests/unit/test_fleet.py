@@ -55,9 +55,9 @@ def folder_of(path: Path, seed: int) -> Path:
     return path
 
 
-def started(folder: Path, name: str, base: str, adapters: int, *targets: str) -> None:
+def started(folder: Path, name: str, base: str, adapters: int, *targets: str, versions: int = 1) -> None:
     one = registry.Registration(
-        name, "vllm", "/m", "node", 1, 1.0, "ready", base=base, adapters=adapters, targets=targets
+        name, "vllm", "/m", "node", 1, 1.0, "ready", base=base, adapters=adapters, targets=targets, versions=versions
     )
     registry.write(folder, one)
 
@@ -85,8 +85,11 @@ def test_servers_of_other_weights_or_adapters_are_told_from_the_runs_own(tmp_pat
     assert with_other_weights(config, model) == {"rank", "whole", "old", "other"}
     whole = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
     assert with_other_weights(whole, model) == {"same", "rank", "other"}  # an earlier version wrote "old"
+    stale = small_config(f"fileroot={tmp_path}", "servers.engine=vllm", "model.lora.rank=4", "rollout.max_staleness=1")
+    started(folder, "two versions", own, 4, versions=2)
+    assert with_other_weights(stale, model) == {"same", "rank", "whole", "old", "other"}
     folder_of(model, 1)
-    assert with_other_weights(whole, model) == {"same", "rank", "other", "whole"}
+    assert with_other_weights(whole, model) == {"same", "rank", "other", "whole", "two versions"}
 
 
 def test_servers_that_lack_a_layer_that_adapters_are_for_are_told_from_the_runs_own(tmp_path: Path) -> None:

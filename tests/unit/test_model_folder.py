@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_weights_of_another_shape(tmp_path: Path, refused: Callable[[Path], str]
         "model.layers.0.mlp.down_proj.weight has the shape [32, 32], and by its config.json it should have [32, 48]: "
         "weights and config.json are of different models"
     ) in refused(tmp_path)
+
+
+def test_quantised_weights(tmp_path: Path, refused: Callable[[Path], str]) -> None:
+    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": quantised}))
+    assert "its weights are quantised, which is not computed here, as the base of adapters" in refused(tmp_path)
 
 
 def test_a_file_that_is_no_safetensors(tmp_path: Path, refused: Callable[[Path], str]) -> None:

@@ -76,6 +76,20 @@ def test_a_server_prepares_the_layers_that_adapters_are_for_not_embedding_and_ou
     assert modules(targets="[v_proj]") == ["v_proj"]
 
 
+@pytest.mark.parametrize(("engine", "flag"), [("vllm", "--max-loras"), ("sglang", "--max-loras-per-batch")])
+def test_a_server_has_room_for_the_adapters_of_all_versions_in_use(
+    model: Path, tmp_path: Path, engine: Any, flag: str
+) -> None:
+    def room(staleness: int) -> str:
+        settings = [f"servers.engine={engine}", "weights.adapters=alone", "model.lora.rank=8"]
+        config = resolve("135M", "needles", [*settings, f"rollout.max_staleness={staleness}"]).config
+        options = server_options(config, model, tmp_path / "log", "server-0", (0,), "127.0.0.1")
+        argv = make_dialect(engine).argv(options, 1)
+        return argv[argv.index(flag) + 1]
+
+    assert (room(0), room(2)) == ("1", "3")
+
+
 def test_adapters_of_a_rank_that_vllm_does_not_know(model: Path, tmp_path: Path) -> None:
     largest = ServerOptions(model, tmp_path / "log", python="/bin/true", lora_rank=512)
     check_options("vllm", largest)

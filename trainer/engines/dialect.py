@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from trainer.adapter_folder import is_adapter_folder
+from trainer.engines.adapters import AdapterRoutes, adapter_name
 from trainer.engines.base import EngineError
 from trainer.engines.http import Json, Server, ServerPool
 from trainer.engines.options import ServerOptions, Setting
@@ -20,9 +20,6 @@ from trainer.types import FinishReason, SamplingParams
 log = logging.getLogger(__name__)
 
 Kind = Literal["sglang", "vllm"]
-
-# Seconds that a server may take to load weights from a folder.
-LOAD_DEADLINE = 900.0
 
 
 class UntouchedError(EngineError):
@@ -61,6 +58,7 @@ class Dialect(Protocol):
     """Environment variable that tells a server after how many seconds to close an idle connection."""
     shares_batches: bool
     """Whether the server itself reads once what prompts begin with that come at the same moment."""
+    adapter_routes: AdapterRoutes
     adapters: bool = False
     """Whether a server keeps the weights that it was started with, version 0, and later versions are adapters."""
 
@@ -89,13 +87,22 @@ class Dialect(Protocol):
         ...
 
     async def held_version(self, pool: ServerPool, server: Server) -> int:
-        """The version that the server says its weights are; 0 for those that it was started with."""
+        """The version that the server says its weights are; 0 for those that it was started with.
+
+        Of several adapters it is the newest.
+        """
+        if self.adapters:
+            return max(await self.adapter_routes.versions(pool, server), default=0)
         reported = str((await self._weights(pool, server)).get("weight_version"))
         return int(reported) if reported.isdigit() else 0
 
     async def check_version(self, pool: ServerPool, server: Server, version: int) -> None:
         """Raise EngineError unless the server says that its weights are `version`."""
-        if (reported := (await self._weights(pool, server)).get("weight_version")) != str(version):
+        if self.adapters:
+            reported: Any = str(await self.held_version(pool, server))
+        else:
+            reported = (await self._weights(pool, server)).get("weight_version")
+        if reported != str(version):
             raise EngineError(f"{server.name} reports weight version {reported}, expected {version}")
 
     async def _weights(self, pool: ServerPool, server: Server) -> Json:
@@ -138,25 +145,9 @@ class Dialect(Protocol):
         """The adapter that requests to a server are for; empty for the weights that it was started with."""
         return adapter_name(server.version) if self.adapters and server.version > 0 else ""
 
-    async def load_adapter(
-        self, pool: ServerPool, server: Server, folder: Path, version: int, load: str, unload: str
-    ) -> None:
-        """Have a paused server load an adapter in place of those that it has, or none where the folder is its model's.
-
-        load, unload: its routes for that.
-        """
-        control = pool.limits.control
-        listed = (await pool.call(server, "GET", "/v1/models", None, control)).get("data") or []
-        for name in (str(one["id"]) for one in listed if one.get("parent")):
-            await pool.call(server, "POST", unload, {"lora_name": name}, control)
-        if is_adapter_folder(folder):
-            body: Json = {"lora_name": adapter_name(version), "lora_path": str(folder)}
-            await pool.call(server, "POST", load, body, LOAD_DEADLINE)
-
-
-def adapter_name(version: int) -> str:
-    """What servers call the adapter of a version."""
-    return f"v{version}"
+    def weights_named(self, version: int) -> int:
+        """What a server calls the weights that requests for a version are answered with, apart from its adapter."""
+        return 0 if self.adapters else version
 
 
 def unreadable(answer: Json, name: str, error: Exception) -> EngineError:

@@ -11,9 +11,9 @@ import errno
 import logging
 import os
 import time
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -71,8 +71,9 @@ class Limits:
 class Server:
     """One server. version: of the weights it holds; -1: unknown. problem: why it gets no requests (empty: it does).
 
-    role: what it is to the user, in words. doubtful: its weights may be of two versions, whatever it says. idle: after
-    so many seconds it closes an idle connection. chosen: number of the pool's choice that it was last.
+    in_flight: requests that it is at; versions: how many of them were sent under each version. role: what it is to the
+    user, in words. doubtful: its weights may be of two versions, whatever it says. idle: after so many seconds it
+    closes an idle connection. chosen: number of the pool's choice that it was last.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Server:
     version: int = 0
     problem: str = ""
     in_flight: int = 0
+    versions: Counter[int] = field(default_factory=Counter)
     role: str = "engine server"
     doubtful: bool = False
     idle: float = IDLE_OF_SERVERS_S
@@ -200,11 +202,12 @@ class ServerPool:
         body: Callable[[Server], Json],
         key: str,
         admitted: Callable[[], Awaitable[None]] | None = None,
-    ) -> tuple[Server, Json]:
+    ) -> tuple[Server, int, Json]:
         """POST a sampling request to the key's server; to another one, from the start, when that one is lost.
 
         body: makes the request for the server that it goes to. admitted: awaited before every try, so that a second one
-        is not sent into a pause. Returns the server that answered, and its answer.
+        is not sent into a pause. Returns the server that answered, the version of its weights when it was asked, and
+        its answer.
 
         Raises:
             RefusedError: the server refused the request.
@@ -220,9 +223,11 @@ class ServerPool:
             if enough and not self.usable() and self.patience:
                 continue  # the last one was lost while this request was held back
             server = self.choose(key, avoid)
+            version = server.version
             server.in_flight += 1
+            server.versions[version] += 1
             try:
-                return server, await self.call(server, "POST", path, body(server), self.limits.request)
+                return server, version, await self.call(server, "POST", path, body(server), self.limits.request)
             except (ServerLostError, ServerFailedError) as error:
                 failures += 1
                 if isinstance(error, ServerLostError) and not await self.healthy(server):
@@ -236,6 +241,7 @@ class ServerPool:
                 self.redispatched += 1
             finally:
                 server.in_flight -= 1
+                server.versions[version] -= 1
 
     async def _reason(self, server: Server) -> None:
         """Wait a moment, where no server is left, for the end of its process: that says more than a lost connection."""

@@ -32,7 +32,8 @@ class ServerOptions:
     up to 0.06, and the log-probs with them. deterministic: responses follow their seed alone, whatever else is in the
     batch (slower). flags: more options of the server's own, last on its command line. env: added to the environment.
     chats: it is asked in words (OpenAI's chat route), not in token ids alone. lora_rank: of the adapters that it will
-    load (0: none), for layers named lora_targets (all: every linear layer). start_seconds: until it must answer.
+    load (0: none), for layers named lora_targets (all: every linear layer). lora_versions: of them that are used beside
+    one another. start_seconds: until it must answer.
     python: the interpreter that has the server. role: what it is to the user.
     """
 
@@ -51,6 +52,7 @@ class ServerOptions:
     chats: bool = False
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
+    lora_versions: int = 1
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     start_seconds: float = 900.0

@@ -1,10 +1,13 @@
 """Inference servers behind the engine protocol.
 
-Weights change like this: no request is sent any more, those on the way are cut off and keep what they have sampled, the
-servers pause and empty their caches, new weights go to all of them at the same moment, each is asked which version it
-holds, and the requests that were cut off go on from their own tokens under the new weights. So every stretch of a
-response was sampled by one known version, and the prefix cache, which is kept apart by version besides, never serves
-what older weights computed.
+Whole weights change like this: no request is sent any more, those on the way are cut off and keep what they have
+sampled, the servers pause and empty their caches, new weights go to all of them at the same moment, each is asked which
+version it holds, and the requests that were cut off go on from their own tokens under the new weights. So every stretch
+of a response was sampled by one known version, and the prefix cache, which is kept apart by version besides, never
+serves what older weights computed.
+
+Adapters change without a pause: servers load the new one beside those in use, requests name it from then on, and those
+under way end under the one that they began with.
 """
 
 from __future__ import annotations
@@ -12,32 +15,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from trainer.engines.base import EngineError, EngineGoneError
-from trainer.engines.dialect import Dialect, Stretch, UntouchedError
+from trainer.engines.dialect import Dialect, Stretch
 from trainer.engines.http import Server, ServerPool
+from trainer.engines.served_stats import ServedStats
+from trainer.engines.server_updates import ABORT_EVERY, Load, ServerUpdates
 from trainer.engines.sharing import PrefixSharing
 from trainer.hf_folder import folder_problem
 from trainer.types import Completion, FinishReason, SamplingParams
 
 log = logging.getLogger(__name__)
 
-# Seconds: between two requests to cut everything off, and until a server must have let go of its requests.
-ABORT_EVERY = 0.05
-ABORT_DEADLINE = 60.0
 # With more requests than this on their way to a server nothing is read ahead on it: they may be in its queue.
 ROOM = 256
 # How often a response may be cut off without an update being the reason.
 STRAY_ABORTS = 3
-
-Load = Callable[[Server], Awaitable[None]]
-"""Brings new weights onto one paused server. UntouchedError: it kept its old ones whole; any other EngineError leaves
-them in doubt, and the server is used no more."""
 
 
 class Others(Protocol):
@@ -56,38 +54,6 @@ class Others(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class ServedStats:
-    """Running totals. Tokens: `cached_tokens` of the prompt tokens were in a server's prefix cache.
-
-    ahead_requests, ahead_tokens: sent only to have a prefix read, and the tokens that were computed for them; neither
-    counts among the requests and prompt tokens. interrupted: responses cut off for an update, which went on
-    afterwards. context_tokens: Σ over sampled tokens of the tokens before each. request_seconds: Σ of the time that
-    each request was under way; busy_seconds: in which there was any. The other seconds are the last update's: until
-    nothing ran any more and all servers were paused, for bringing the weights onto all of them, and until requests
-    flowed again.
-    """
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    ahead_requests: int = 0
-    ahead_tokens: int = 0
-    sampled_tokens: int = 0
-    interrupted: int = 0
-    context_tokens: float = 0.0
-    request_seconds: float = 0.0
-    busy_seconds: float = 0.0
-    pause_seconds: float = 0.0
-    transfer_seconds: float = 0.0
-    resume_seconds: float = 0.0
-
-    @property
-    def served_tokens(self) -> int:
-        """Prompt tokens that did not have to be computed: those from a cache, less those that were put there for it."""
-        return max(0, self.cached_tokens - self.ahead_tokens)  # a server may keep no cache
-
-
 class ServedEngine:
     """Engine protocol over any number of servers of one kind.
 
@@ -99,6 +65,7 @@ class ServedEngine:
         version: of the weights that `model` holds, and the servers with it.
 
     Attributes:
+        versions: adapters that servers can use beside one another.
         sharing: has prompts of one key that begin alike read once.
         others: who else asks these servers, and is held back while they are updated.
     """
@@ -109,6 +76,8 @@ class ServedEngine:
         self.model = model
         self.stop_ids = sorted(stop_ids)
         self.stats = ServedStats()
+        self._each = ServerUpdates(pool, dialect)
+        self.versions = 1
         self._folder: Path | None = model  # of the version in use, for servers that join
         self._version = version
         self._paused = False
@@ -151,9 +120,11 @@ class ServedEngine:
                         "that it could load: publish a version to a folder first"
                     )
                 await self.dialect.cut_off(self.pool, server)
-                await self._pause_server(server)
-                await self._take(server, version, lambda s: self.dialect.load_folder(self.pool, s, folder, version))
-                await self._continue(server)
+                await self._each.pause(server)
+                await self._each.take(
+                    server, version, lambda s: self.dialect.load_folder(self.pool, s, folder, version)
+                )
+                await self._each.go_on(server)
             self.pool.add(server)
         return found
 
@@ -246,12 +217,18 @@ class ServedEngine:
     async def update_from_folder(self, folder: Path, version: int) -> None:
         """Have every server load the weights in `folder` as `version`; see `update`. The folder must stay while in use.
 
+        Adapters are loaded while requests flow, unless one is under way whose version servers cannot keep beside it.
+
         Raises:
             EngineError: the folder does not fit (then no server has heard of it), or no server took the weights.
         """
         if problem := await asyncio.to_thread(folder_problem, folder, self.model):
             raise EngineError(f"weight version {version} cannot be loaded: {problem}. The servers keep {self._version}")
-        await self.update(version, lambda server: self.dialect.load_folder(self.pool, server, folder, version), folder)
+        in_use = [v for server in self.pool.usable() for v, count in server.versions.items() if count]
+        if self.dialect.adapters and min(in_use, default=version) > version - self.versions:
+            await self._update_beside(folder, version)
+        else:
+            await self.update(version, lambda s: self.dialect.load_folder(self.pool, s, folder, version), folder)
 
     async def offer(self, folder: Path, version: int) -> None:
         """Say that this folder holds `version`, for servers that join; it must stay while that version is in use.
@@ -291,27 +268,56 @@ class ServedEngine:
                 if self.others is not None:
                     await self.others.hold()
                 idle = asyncio.ensure_future(self.others.idle() if self.others is not None else _at_once())
-                await asyncio.gather(idle, *(self._drain(server, idle) for server in self.pool.usable()))
+                await asyncio.gather(idle, *(self._each.drain(server, idle) for server in self.pool.usable()))
                 await asyncio.gather(
-                    *(self._pause_server(server) for server in self.pool.usable()), return_exceptions=True
+                    *(self._each.pause(server) for server in self.pool.usable()), return_exceptions=True
                 )
                 paused = time.perf_counter()
                 servers = self.pool.usable()
-                taken = await asyncio.gather(*(self._take(s, version, load) for s in servers), return_exceptions=True)
+                taken = await asyncio.gather(
+                    *(self._each.take(s, version, load) for s in servers), return_exceptions=True
+                )
                 transferred = time.perf_counter()
                 self._settle(dict(zip(servers, taken, strict=True)), folder, version)
             finally:
                 for server in self.pool.usable():
                     if server.version != self._version:  # cancelled half-way
                         server.discard(f"an update to weight version {version} was broken off")
-                await asyncio.gather(*(self._continue(s) for s in self.pool.usable()), return_exceptions=True)
+                await asyncio.gather(*(self._each.go_on(s) for s in self.pool.usable()), return_exceptions=True)
                 self._updating = False
                 self._wake()
                 if self.others is not None:
                     self.others.go_on()
-            self.stats.pause_seconds = paused - began
-            self.stats.transfer_seconds = transferred - paused
-            self.stats.resume_seconds = time.perf_counter() - transferred
+            ended = time.perf_counter()
+            self._note_update(paused - began, transferred - paused, ended - transferred, ended - began)
+
+    async def _update_beside(self, folder: Path, version: int) -> None:
+        """Have every server load an adapter beside those in use, for requests that are sent from then on.
+
+        A server that cannot is used no more where others could; it may join again. Adapters of versions that no request
+        of the run can be under are unloaded.
+        """
+        async with self._turn():
+            began = time.perf_counter()
+            servers = self.pool.usable()
+            taken = await asyncio.gather(
+                *(self._each.add_adapter(s, folder, version) for s in servers), return_exceptions=True
+            )
+            results = dict(zip(servers, taken, strict=True))
+            self._settle(results, folder, version)
+            servers = [server for server, error in results.items() if error is None]
+            for server in servers:
+                server.version = version
+            if self.others is not None:
+                self.others.go_on()
+            self._note_update(0.0, time.perf_counter() - began, 0.0, 0.0)
+            oldest, routes = version - self.versions + 1, self.dialect.adapter_routes
+            await asyncio.gather(*(routes.remove_before(self.pool, server, oldest) for server in servers))
+
+    def _note_update(self, pause: float, transfer: float, resume: float, interruption: float) -> None:
+        stats = self.stats
+        stats.pause_seconds, stats.transfer_seconds, stats.resume_seconds = pause, transfer, resume
+        stats.interruption_seconds = interruption
 
     def _settle(self, results: dict[Server, BaseException | None], folder: Path | None, version: int) -> None:
         """Keep the servers that agree on their weights, and go by what they hold."""
@@ -363,7 +369,7 @@ class ServedEngine:
         self._note_time(1)
         try:
             sent = await self.sharing.ready(ids, key)
-            server, answer = await self.pool.dispatch(
+            server, version, answer = await self.pool.dispatch(
                 self.dialect.generate_path,
                 lambda server: self.dialect.request(ids, params, left, self.stop_ids, server),
                 key,
@@ -371,13 +377,15 @@ class ServedEngine:
             )
         finally:
             self._note_time(-1)
-        stretch = self.dialect.read(answer, server.name)
-        if stretch.version not in (server.version, None):
+        stretch, expected = self.dialect.read(answer, server.name), self.dialect.weights_named(version)
+        if stretch.version not in (expected, None):
             # Somebody else changed its weights, or it was started anew: nothing it says can be placed.
             message = "an unknown weight version" if stretch.version == -1 else f"weight version {stretch.version}"
-            server.discard(f"it answered with {message}, expected {server.version}")
+            server.discard(f"it answered with {message}, expected {expected}")
             return await self._sample(prompt_ids, so_far, params, key)
-        self.sharing.answered(sent, key)
+        if stretch.version is not None:
+            stretch = replace(stretch, version=version)
+        self.sharing.answered(sent, _place_of(server, version))
         self.stats.prompt_tokens += stretch.prompt_tokens
         self.stats.cached_tokens += stretch.cached_tokens
         self.stats.context_tokens += len(stretch.ids) * (len(ids) + len(stretch.ids) / 2)
@@ -387,7 +395,7 @@ class ServedEngine:
         """Have ids read by the key's server, and sample one token that nobody gets; for `PrefixSharing`."""
         params = SamplingParams(1)
         try:
-            server, answer = await self.pool.dispatch(
+            server, version, answer = await self.pool.dispatch(
                 self.dialect.generate_path,
                 lambda server: self.dialect.request(ids, params, 1, self.stop_ids, server),
                 key,
@@ -400,12 +408,13 @@ class ServedEngine:
         self.stats.ahead_requests += 1
         self.stats.ahead_tokens += stretch.prompt_tokens - stretch.cached_tokens
         # Cut off, or under other weights by now: whoever waited for it looks again.
-        return _place_of(server) if stretch.finish and stretch.version == server.version else None
+        own = stretch.version == self.dialect.weights_named(version)
+        return _place_of(server, version) if stretch.finish and own and version == server.version else None
 
     def _place(self, key: str) -> Hashable:
         """Server and weights that a key's next request meets; None where it has no server yet."""
         server = self.pool.home(key)
-        return None if server is None else _place_of(server)
+        return None if server is None else _place_of(server, server.version)
 
     def _has_room(self, key: str) -> bool:
         server = self.pool.home(key)
@@ -425,58 +434,10 @@ class ServedEngine:
             return "stop"
         return "length" if len(ids) >= params.max_new_tokens else None
 
-    async def _drain(self, server: Server, others: asyncio.Future[None]) -> None:
-        """Cut off what the server is sampling, until it runs nothing of ours. A server that cannot is used no more.
-
-        others: done once none of other processes' requests is under way.
-        """
-        deadline = time.monotonic() + ABORT_DEADLINE
-        while (server.in_flight or not others.done()) and not server.problem:
-            try:
-                # Again and again: a request may have been under way to the server at the time of the first call.
-                await self.dialect.cut_off(self.pool, server)
-            except EngineError as error:
-                if not await self.pool.healthy(server):
-                    server.discard(f"it could not be interrupted: {error}")
-                    return
-            if server.in_flight and time.monotonic() > deadline:
-                server.discard(
-                    f"{server.in_flight} requests were still running {ABORT_DEADLINE:.0f} s after being cut off"
-                )
-                return
-            await asyncio.sleep(ABORT_EVERY)
-
-    async def _pause_server(self, server: Server) -> None:
-        try:
-            await self.dialect.pause(self.pool, server)
-        except EngineError as error:
-            server.discard(f"it could not be paused: {error}")
-            raise
-
-    async def _take(self, server: Server, version: int, load: Load) -> None:
-        """Give a paused server new weights. Where they are in doubt after an error, it is used no more."""
-        try:
-            await load(server)
-            await self.dialect.check_version(self.pool, server, version)
-        except UntouchedError:
-            raise
-        except BaseException as error:  # cancelled too
-            server.doubtful = True
-            server.discard(f"its weights are in doubt after a failed update: {str(error) or type(error).__name__}")
-            raise
-        server.version = version
-
-    async def _continue(self, server: Server) -> None:
-        try:
-            await self.dialect.go_on(self.pool, server)
-        except EngineError as error:
-            server.discard(f"it did not go on after a pause: {error}")
-            raise
-
 
 async def _at_once() -> None:
     """There is nobody to wait for."""
 
 
-def _place_of(server: Server) -> Hashable:
-    return server.name, server.url, server.version
+def _place_of(server: Server, version: int) -> Hashable:
+    return server.name, server.url, version

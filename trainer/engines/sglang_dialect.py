@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.connections import LONG_IDLE_S
-from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, UntouchedError, unreadable
+from trainer.engines.adapters import LOAD_DEADLINE, AdapterRoutes
+from trainer.engines.dialect import Dialect, Stretch, UntouchedError, unreadable
 from trainer.engines.http import Json, RefusedError, Server, ServerPool
 from trainer.engines.options import MEMORY_SAVER, ServerOptions, Setting, visible_devices
 from trainer.engines.sglang_setting import setting
@@ -27,6 +28,7 @@ class SGLangDialect(Dialect):
     generate_path = "/generate"
     health_path = "/health"
     weights_path = "/model_info"
+    adapter_routes = AdapterRoutes("/load_lora_adapter", "/unload_lora_adapter")
     idle_variable = "SGLANG_TIMEOUT_KEEP_ALIVE"
     module = "sglang"
     tried_versions = TRIED_VERSIONS
@@ -55,8 +57,8 @@ class SGLangDialect(Dialect):
         if options.deterministic:
             arguments += ["--enable-deterministic-inference"]
         if options.lora_rank:
-            arguments += ["--enable-lora", "--max-loras-per-batch", "1", "--max-lora-rank", str(options.lora_rank)]
-            arguments += ["--lora-target-modules", *options.lora_targets]
+            arguments += ["--enable-lora", "--max-loras-per-batch", str(options.lora_versions)]
+            arguments += ["--max-lora-rank", str(options.lora_rank), "--lora-target-modules", *options.lora_targets]
         return tuple(arguments)
 
     def adapted(self, options: ServerOptions) -> Setting:
@@ -142,8 +144,8 @@ class SGLangDialect(Dialect):
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """See Dialect. After most failures SGLang says that it rolled back, but it loads the new folder to do so."""
         if self.adapters:
-            await self.load_adapter(pool, server, folder, version, "/load_lora_adapter", "/unload_lora_adapter")
-            renamed = {"new_version": str(version), "abort_all_requests": False}
+            await self.adapter_routes.replace(pool, server, folder, version)
+            renamed = {"new_version": str(self.weights_named(version)), "abort_all_requests": False}
             await pool.call(server, "POST", "/update_weight_version", renamed, pool.limits.control)
             return
         update: Json = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}

@@ -190,10 +190,10 @@ class PrefixSharing:
         finally:
             self._look_later()
 
-    def answered(self, sent: _Prefix | None, key: str) -> None:
-        """Note that a prompt was answered, and has therefore been read. sent: what `ready` returned for it."""
+    def answered(self, sent: _Prefix | None, place: Hashable) -> None:
+        """Note that a prompt was answered, and has therefore been read there. sent: what `ready` returned for it."""
         if sent is not None and sent.state == "sent":
-            sent.state, sent.place = "read", self._place(key)
+            sent.state, sent.place = "read", place
 
     def expect(self, prefix: Sequence[int], key: str) -> None:
         """Announce how the next prompts of a key begin. Each of its requests may announce the same."""

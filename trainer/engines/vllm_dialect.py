@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.connections import LONG_IDLE_S
+from trainer.engines.adapters import LOAD_DEADLINE, AdapterRoutes
 from trainer.engines.base import EngineError
-from trainer.engines.dialect import LOAD_DEADLINE, Dialect, Stretch, unreadable
+from trainer.engines.dialect import Dialect, Stretch, unreadable
 from trainer.engines.http import Json, Server, ServerPool
 from trainer.engines.options import ServerOptions, visible_devices
 from trainer.types import SamplingParams
@@ -39,6 +40,7 @@ class VLLMDialect(Dialect):
     generate_path = "/inference/v1/generate"
     health_path = "/health"
     weights_path = "/weight_info"
+    adapter_routes = AdapterRoutes("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
     idle_variable = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
     module = "vllm"
     tried_versions = TRIED_VERSIONS
@@ -75,7 +77,7 @@ class VLLMDialect(Dialect):
             arguments += ["--max-num-seqs", str(options.max_running)]
         if options.lora_rank:
             rank = next((rank for rank in LORA_RANKS if rank >= options.lora_rank), options.lora_rank)
-            arguments += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
+            arguments += ["--enable-lora", "--max-loras", str(options.lora_versions), "--max-lora-rank", str(rank)]
         return tuple(arguments)
 
     def environment(self, options: ServerOptions) -> dict[str, str]:
@@ -138,7 +140,7 @@ class VLLMDialect(Dialect):
         self.warn_if_untried(server, version)
         info = await self._weights(pool, server)
         if info.get("weight_version") == UNNAMED and server.version >= 0:
-            await self._name(pool, server, server.version)
+            await self._name(pool, server, self.weights_named(server.version))
         if server.version >= 0:
             await self.check_version(pool, server, server.version)
         body: Json = {
@@ -169,11 +171,11 @@ class VLLMDialect(Dialect):
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """See Dialect. The folder was checked before; whatever fails now leaves the weights in doubt."""
         if self.adapters:
-            await self.load_adapter(pool, server, folder, version, "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+            await self.adapter_routes.replace(pool, server, folder, version)
         else:
             body: Json = {"method": "clusterkit_load", "args": [str(folder)]}
             await pool.call(server, "POST", "/collective_rpc", body, LOAD_DEADLINE)
-        await self._name(pool, server, version)
+        await self._name(pool, server, self.weights_named(version))
 
     async def _name(self, pool: ServerPool, server: Server, version: int) -> None:
         await pool.call(server, "POST", "/update_weight_version", {"new_version": str(version)}, pool.limits.control)

@@ -16,7 +16,7 @@ from trainer.engines.http import ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.errors import UserError
 from trainer.paths import RunPaths
-from trainer.placement import gives_memory_away, serves_adapters
+from trainer.placement import gives_memory_away, served_versions, serves_adapters
 from trainer.rewards import Reward
 from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.controller import RolloutController
@@ -70,6 +70,7 @@ def serve(parts: SamplerParts, model: Path) -> Served:
     c = config.serving
     pool.least, pool.patience = max(c.min_required, 1), c.patience_seconds or c.start_seconds
     engine = ServedEngine(pool, dialect, model, parts.stop_ids)
+    engine.versions = served_versions(config)
     engine.sharing.enabled = config.rollout.share_prefixes
     engine.sharing.ahead = config.rollout.prefetch_sections
     fleet = Fleet(engine, registry.folder_of(RunPaths.of(config).logs), config)

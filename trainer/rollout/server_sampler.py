@@ -18,7 +18,8 @@ import torch
 
 from trainer.config import RunConfig
 from trainer.engines.base import EngineGoneError
-from trainer.engines.served import ServedEngine, ServedStats
+from trainer.engines.served import ServedEngine
+from trainer.engines.served_stats import ServedStats
 from trainer.errors import UserError
 from trainer.judge.priority_limiter import ORDER
 from trainer.placement import gpus_per_server
@@ -132,7 +133,7 @@ class ServedSampler(Sampler):
             "pause": done.pause_seconds,
             "transfer": done.transfer_seconds,
             "resume": done.resume_seconds,
-            "interruption": done.pause_seconds + done.transfer_seconds + done.resume_seconds,
+            "interruption": done.interruption_seconds,
         }
 
     def free_for_training(self) -> None:

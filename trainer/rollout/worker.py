@@ -31,7 +31,8 @@ from trainer.config import RunConfig
 from trainer.connections import collect_seldom
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Server, ServerPool
-from trainer.engines.served import ServedEngine, ServedStats
+from trainer.engines.served import ServedEngine
+from trainer.engines.served_stats import ServedStats
 from trainer.errors import UserError
 from trainer.judge.priority_limiter import ORDER
 from trainer.metrics import log_file

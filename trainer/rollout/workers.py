@@ -24,7 +24,8 @@ from typing import Any
 
 from trainer.config import RunConfig
 from trainer.engines.http import Server
-from trainer.engines.served import ServedEngine, ServedStats
+from trainer.engines.served import ServedEngine
+from trainer.engines.served_stats import ServedStats
 from trainer.errors import RunError, UserError
 from trainer.rollout.controller import SamplingPlan
 from trainer.rollout.worker import WorkerJob, work
@@ -38,11 +39,8 @@ HOLD_SECONDS, IDLE_SECONDS = 600.0, 60.0
 STARTS, START_SECONDS = 3, 900.0
 """So often a controller is started within this time before the run ends: one that always dies has a fault of its own.
 And so often may one die that has the same task."""
-SUMMED = tuple(
-    one.name
-    for one in fields(ServedStats)
-    if one.name not in ("busy_seconds", "pause_seconds", "transfer_seconds", "resume_seconds")
-)
+LAST = ("pause_seconds", "transfer_seconds", "resume_seconds", "interruption_seconds")
+SUMMED = tuple(one.name for one in fields(ServedStats) if one.name not in ("busy_seconds", *LAST))
 """Running totals that are those of all controllers together."""
 
 
@@ -256,7 +254,7 @@ class Workers:
         totals = ServedStats(**{name: sum(getattr(one, name) for one in every) for name in SUMMED})
         # At the same time, not one after the other.
         totals.busy_seconds = own.busy_seconds + max(one.busy_seconds for one in every[1:])
-        for name in ("pause_seconds", "transfer_seconds", "resume_seconds"):
+        for name in LAST:
             setattr(totals, name, getattr(own, name))
         return totals
 

@@ -13,7 +13,7 @@ from trainer.engines.http import Server
 from trainer.engines.served import ServedEngine
 from trainer.errors import CrashError, RunError
 from trainer.hf_folder import weights_digest
-from trainer.placement import served_layers, served_rank
+from trainer.placement import served_layers, served_rank, served_versions
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 
@@ -161,7 +161,7 @@ class Fleet:
         if not self._base:
             self._layers = await asyncio.to_thread(served_layers, self.config, self.engine.model)
             self._base = await asyncio.to_thread(weights_digest, self.engine.model)
-        if one.serves(self._base, served_rank(self.config), self._layers):
+        if one.serves(self._base, served_rank(self.config), self._layers, served_versions(self.config)):
             return ""
         return (
             f"it was started with other weights than the run begins with ({one.model}, now {self.engine.model}), "

@@ -20,7 +20,7 @@ from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
 from trainer.hf_folder import weights_digest
-from trainer.placement import EVERY_LAYER, gives_memory_away, served_layers, served_rank
+from trainer.placement import EVERY_LAYER, gives_memory_away, served_layers, served_rank, served_versions
 from trainer.serving import registry
 from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
@@ -51,6 +51,7 @@ class ServerHost:
             gpus=options.gpus,
             kept=kept,
             adapters=options.lora_rank,
+            versions=options.lora_versions,
             targets=() if EVERY_LAYER in options.lora_targets else options.lora_targets,
         )
         self.stop = asyncio.Event()
@@ -160,6 +161,7 @@ def server_options(
         context_length=c.context_length or config.model.context_window,
         max_running=config.rollout.max_running,
         lora_rank=served_rank(config),
+        lora_versions=served_versions(config),
         lora_targets=_adapted_layers(config, model),
         flags=(*((MEMORY_SAVER,) if gives_memory_away(config) else ()), *c.flags),
         start_seconds=c.start_seconds,

@@ -21,7 +21,7 @@ from trainer.config import RunConfig
 from trainer.files import write_atomic
 from trainer.hf_folder import weights_digest
 from trainer.paths import RunPaths
-from trainer.placement import local_places, served_layers, served_rank
+from trainer.placement import local_places, served_layers, served_rank, served_versions
 from trainer.serving import registry
 from trainer.serving.registry import Registration
 
@@ -208,7 +208,7 @@ def with_other_weights(config: RunConfig, model: Path) -> set[str]:
     servers = registry.read(registry.folder_of(RunPaths.of(config).logs))
     if not servers:
         return set()
-    wanted = weights_digest(model), served_rank(config), served_layers(config, model)
+    wanted = weights_digest(model), served_rank(config), served_layers(config, model), served_versions(config)
     found = {one.name for one in servers if not one.serves(*wanted)}
     for name in sorted(found):
         log.warning("%s was started with other weights than those of %s, or for other adapters", name, model)

@@ -47,6 +47,7 @@ class Registration:
         wrote this.
     adapters: rank of the adapters that it was started for; 0: it gets whole weights.
     targets: names of the layers that it can have adapters for; empty: any, or an older version wrote this.
+    versions: adapters that it can use beside one another.
     """
 
     name: str
@@ -65,19 +66,20 @@ class Registration:
     base: str = ""
     adapters: int = 0
     targets: tuple[str, ...] = ()
+    versions: int = 1
 
     @property
     def log(self) -> str:
         """Name of its log file, beside the registration."""
         return f"{self.name}.log"
 
-    def serves(self, base: str, adapters: int, targets: tuple[str, ...]) -> bool:
-        """Whether it was started with these weights, and for adapters of that rank and of all these layers.
+    def serves(self, base: str, adapters: int, targets: tuple[str, ...], versions: int) -> bool:
+        """Whether it was started with these weights, and for so many adapters of that rank and of all these layers.
 
         What is published later does not tell: version 0 is what a server was started with, and adapters stay beside it.
         """
         unknown = not self.base and not adapters
-        prepared = not self.targets or set(targets) <= set(self.targets)
+        prepared = versions <= self.versions and (not self.targets or set(targets) <= set(self.targets))
         return self.adapters == adapters and prepared and (self.base == base or unknown)
 
     def alive_here(self) -> bool:

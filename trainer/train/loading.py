@@ -158,9 +158,7 @@ def _names(stored: dict[str, Tensor]) -> list[list[str]]:
 
 
 def _is_converted(lm: Any) -> bool:
-    """Whether what is stored is another thing than the model's parameters: quantised, or in another arrangement."""
-    if getattr(lm.config, "quantization_config", None) is not None:
-        return True
+    """Whether what is stored is in another arrangement than the model's parameters."""
     return bool(get_model_conversion_mapping(lm, add_legacy=False))
 
 

@@ -30,6 +30,7 @@ def load_lm(folder: Path, config: ModelConfig, dtype: torch.dtype | None = None)
     """
     attention.register()
     with readable(folder):
+        _refuse_quantised(folder, AutoConfig.from_pretrained(folder))
         lm, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or compute_dtype(config),
@@ -53,6 +54,7 @@ def empty_lm(folder: Path) -> Any:
     attention.register()
     with readable(folder):
         config = AutoConfig.from_pretrained(folder)
+        _refuse_quantised(folder, config)
         with torch.device("meta"):
             lm = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attention.IMPLEMENTATION
@@ -90,6 +92,15 @@ def readable(folder: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"model.path={folder} cannot be loaded as a causal language model: {first_line}") from error
+
+
+def _refuse_quantised(folder: Path, config: Any) -> None:
+    if getattr(config, "quantization_config", None) is not None:
+        raise UserError(
+            f"model.path={folder}: its weights are quantised, which is not computed here, as the base of adapters "
+            "neither: give the model that it was quantised from. An engine's servers can still generate with it "
+            "(clusterkit eval --engine sglang or vllm)"
+        )
 
 
 def check_architecture(lm: Any, folder: Path) -> None:

@@ -76,7 +76,9 @@ def make_adapter_publisher(
     root = choose_root(
         config.folder, run, outlet, 4 * sum(p.numel() for p in learner.policy.parameters() if p.requires_grad)
     )
-    return AdapterPublisher(learner, outlet, tokenizer, root, bucket_bytes=config.bucket_mb << 20, dtype=dtype)
+    # A server that has put the adapter of a version in use out of its memory reads it again.
+    keep = outlet.engine.versions + 1 if outlet is not None else 2
+    return AdapterPublisher(learner, outlet, tokenizer, root, keep, config.bucket_mb << 20, dtype)
 
 
 def _is_sglang(outlet: Outlet | None) -> bool:

@@ -44,6 +44,8 @@ class PublishStats:
     """Until every server held the weights."""
     resume_seconds: float = 0.0
     """Until requests flowed again."""
+    interruption_seconds: float = 0.0
+    """The last three together; 0 where requests flowed all the while."""
     total_seconds: float = 0.0
     """Of the whole call."""
     servers: int = 0
@@ -140,6 +142,7 @@ def measured(outlet: Outlet, stats: PublishStats) -> PublishStats:
         pause_seconds=own.pause_seconds,
         transfer_seconds=own.transfer_seconds,
         resume_seconds=own.resume_seconds,
+        interruption_seconds=own.interruption_seconds,
     )
 
 
