@@ -32,6 +32,7 @@ def integration(*names: str) -> tuple[str, ...]:
 
 
 PARTS = {
+    "learning": ("tests/learning",),
     "cluster": ("tests/cluster",),
     "rest": (),
     "unit": ("tests/unit",),
@@ -45,10 +46,11 @@ PARTS = {
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
         "eval_real", "prefix_sharing_real",
     ),
-    "learning": ("tests/learning",),
 }  # fmt: skip
-"""Tests that share what is dear to start, the longest part first. The rest: integration tests that none names."""
-AT_ONCE = (os.cpu_count() or 1) + 1
+"""Tests that share what is dear to start, in both suites the longest part first. The rest: integration tests that none
+names.
+"""
+AT_ONCE = (os.cpu_count() or 1) + 2
 """Parts side by side: while one waits, the others keep the cores busy."""
 MARK = "mark.long"
 FLAGS = ("--long", "-x", "-q", "-v", "-s", "--lf", "--ff")

@@ -123,12 +123,11 @@ def test_two_ranks_on_two_hosts_stopped_and_resumed_make_the_run_of_one_machine(
     seen = await_status(operator, lambda seen: seen["progress"]["global_step"] >= 3)
     assert (seen["state"], seen["exit_code"], seen["job"]["status"]) == ("running", 0, "RUNNING")
     assert seen["trial"] == "both"
+    stopped = operator("stop", "--cluster", "default")  # at once: it must not come to its end before
+    assert stopped.exit_code == 0, stopped.text
     log = run_folder(operator, "both") / "main.log"
     assert f"ranks run on {pair[0].address}, {pair[1].address}" in log.read_text()
     assert operator("logs", "--cluster", "default", "--lines", "0").stdout.startswith(log.read_text()[:1000])
-
-    stopped = operator("stop", "--cluster", "default")
-    assert stopped.exit_code == 0, stopped.text
     seen = status(operator)
     done = seen["progress"]["global_step"]
     assert (seen["state"], seen["recover"]["global_step"]) == ("interrupted", done)

@@ -1,4 +1,4 @@
-"""A training step on real HotpotQA documents, as a user starts it: of a small model, and of SmolLM2-135M."""
+"""A training step on real HotpotQA documents, as a user starts it: of a small model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from evalparts import small_smollm2
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.data
 
@@ -108,20 +107,3 @@ def test_documents_are_learned_to_read_by_the_miniature_of_the_preset_for_it(
     assert [(row["documents"], row["blank_memory"]) for row in summary["table"]] == [(0, False), (3, False), (0, True)]
     assert all(row[side] is not None for row in summary["table"] for side in ("before", "after"))
     assert summary["supervised"]["heldout_loss"]["after"] < summary["supervised"]["heldout_loss"]["before"]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1500)
-def test_a_real_model_takes_a_step_and_still_knows_things(
-    tmp_path: Path, shared_data: Path, smollm2_path: Path
-) -> None:
-    _, records = train(tmp_path, smollm2_path, shared_data)
-
-    step = next(r for r in records if r["kind"] == "step")
-    assert step["stats"]["trained_rows"] == step["stats"]["turns"] >= 8
-    assert step["stats"]["behave_ratio_max_dev"] <= 1e-3
-    assert abs(step["stats"]["mismatch_kl"]) <= 1e-6
-    tokenizer = AutoTokenizer.from_pretrained(saved(records))
-    model = AutoModelForCausalLM.from_pretrained(saved(records))
-    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
-    assert "Paris" in tokenizer.decode(model.generate(ids, max_new_tokens=4, do_sample=False)[0])
