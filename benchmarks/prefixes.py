@@ -244,7 +244,10 @@ def rank_main(rank: int, ranks: int, folder: Path, a: argparse.Namespace, peaks:
     """One of several ranks."""
     if a.device == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-    world = join_world(rank, ranks, f"file://{folder}/rendezvous", dtype=torch.bfloat16)
+    if ranks == 1:
+        world = single_world(dtype=torch.bfloat16)
+    else:
+        world = join_world(rank, ranks, f"file://{folder}/rendezvous", dtype=torch.bfloat16)
     results = compare(world, a, peaks)
     if world.is_main:
         (folder / "results.json").write_text(json.dumps(results))
@@ -252,9 +255,7 @@ def rank_main(rank: int, ranks: int, folder: Path, a: argparse.Namespace, peaks:
 
 
 def on_ranks(ranks: int, a: argparse.Namespace, peaks: dict[str, float]) -> list[dict[str, Any]]:
-    """`compare` on one rank of this process, or on several of their own."""
-    if ranks == 1:
-        return compare(single_world(dtype=torch.bfloat16), a, peaks)
+    """`compare` on ranks in processes of their own, so that each number of them finds empty GPUs."""
     with tempfile.TemporaryDirectory(prefix="prefixes-") as folder:
         context = get_context("spawn")
         processes = [context.Process(target=rank_main, args=(n, ranks, Path(folder), a, peaks)) for n in range(ranks)]

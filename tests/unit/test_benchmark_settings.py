@@ -1,0 +1,53 @@
+"""Benchmarks that only GPUs can run to their end: what they would start is a configuration that a run accepts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import gpu_suite
+import memory_step
+
+from trainer.config import RunConfig
+
+
+def accepted(given: argparse.Namespace, folder: Path) -> RunConfig:
+    case = memory_step.Case(given.staleness[0], given.orders[0], given.sharing[0])
+    return RunConfig.model_validate(memory_step.settings(given, folder / "model", folder, case))
+
+
+@pytest.mark.parametrize("part", gpu_suite.of_several("TOKENIZER", (), (), small=False), ids=lambda part: part.name)
+def test_parts_for_several_gpus_use_as_many_as_they_are_given(part: gpu_suite.Part, tmp_path: Path) -> None:
+    script, *words = part.argv
+    if script == "lost.py" or script == "memory_step.py":
+        config = accepted(memory_step.parse(words), tmp_path)
+        assert config.n_gpus_per_node == part.gpus
+        assert config.allocation is not None
+        assert config.allocation.gpus == part.gpus
+    elif "--layouts" in words:
+        layouts = words[words.index("--layouts") + 1 :]
+        shown = [word for word in layouts if word[0] == "d" and word[1:2].isdigit()]
+        import training  # noqa: PLC0415 (seconds)
+
+        cases = [training.Case("7B", "eager", 8192, 4096, 1, 1.0, "cuda", place) for place in shown]
+        assert max(case.gpus for case in cases) == part.gpus
+    else:
+        assert str(part.gpus) in words
+
+
+def test_a_script_with_options_of_its_own_gets_settings_that_a_run_accepts(tmp_path: Path) -> None:
+    # As rollout.py, rollout_settings.py and peers.py do: they know few of memory_step's options.
+    own = argparse.Namespace(tokenizer="TOKENIZER", shape="1.5B", engine="sglang", documents=4, group=2)
+    config = accepted(memory_step.like(own, colocated=True, flags="--enable-metrics"), tmp_path)
+    assert (config.rollout.batch_size, config.rollout.group_size, config.servers.flags) == (4, 2, ["--enable-metrics"])
+    assert str(config.allocation) == "sglang[rollout]:d1|fsdp[actor]:d1"
+
+
+def test_mathematics_is_a_workload_of_its_own(tmp_path: Path) -> None:
+    config = accepted(memory_step.parse(["TOKENIZER", "--workload", "math", "--response", "512"]), tmp_path)
+    assert (config.task.name, config.agent.name, config.agent.response_limit("final")) == ("math", "single_turn", 512)
