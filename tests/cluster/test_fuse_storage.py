@@ -12,7 +12,7 @@ from testbed_runtime import put_on_storage
 
 from clusterkit.provision.images.identity import Image
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 MOUNT = "sshfs -o StrictHostKeyChecking=no,allow_other root@{head}:/storage /storage"
 

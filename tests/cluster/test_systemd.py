@@ -11,7 +11,7 @@ from testbed_runtime import put_on_storage
 
 from clusterkit.provision.images.identity import Image
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_docker_is_a_service_that_comes_back_after_a_reboot(testbed: Testbed, cpu_image: Image, tmp_path: Path) -> None:

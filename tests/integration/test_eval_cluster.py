@@ -119,6 +119,7 @@ def test_checkpoints_of_a_run_are_scored_as_they_appear_until_it_is_complete(
     assert "every answer is in the record" in again.stderr
 
 
+@pytest.mark.long
 def test_gpus_are_held_only_while_something_is_scored(cluster: RayCluster, run: RunDirectory, tmp_path: Path) -> None:
     """Ray only believes in its GPU, so the embedded engine answers; what is shown is who asks Ray for it, and when."""
     words = ["eval", "--cluster", "c", "--watch", named(run), "--gpus", "1", "--engine", "embedded"]
@@ -135,7 +136,7 @@ def test_gpus_are_held_only_while_something_is_scored(cluster: RayCluster, run: 
     assert "the watch was stopped" in (tmp_path / "stderr").read_text()
 
 
-@pytest.mark.parametrize("gpus", [0, 1])
+@pytest.mark.parametrize("gpus", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_watch_that_is_stopped_ends_what_it_scores(
     cluster: RayCluster, run: RunDirectory, tmp_path: Path, gpus: int
 ) -> None:
@@ -176,6 +177,7 @@ def test_the_scores_of_a_run_of_this_machine_come_back_to_it(
     assert "recall" in cluster("report", "--trial", "here", "--out", "-", cwd=tmp_path).stdout
 
 
+@pytest.mark.long
 def test_ctrl_c_of_a_followed_evaluation_leaves_it_running_and_says_how_to_come_back(
     cluster: RayCluster, run: RunDirectory, tmp_path: Path
 ) -> None:

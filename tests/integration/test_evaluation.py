@@ -156,7 +156,9 @@ def command(config: EvalConfig, folder: Path, **options: Any) -> subprocess.Pope
     return subprocess.Popen(argv, cwd=REPOSITORY, env=ENVIRONMENT, **{**pipes, **options})
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=lambda s: s.name
+)
 def test_killed_and_resumed_it_goes_on_with_what_is_missing(
     chat_model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -32,6 +32,7 @@ def steps_of(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in told if one["event"] == "step"]
 
 
+@pytest.mark.long
 def test_a_lost_server_costs_no_trajectory(tmp_path: Path) -> None:
     told = fleet(tmp_path, "--steps", "2", "--lose", "server@2")
     steps, summary = steps_of(told), told[-1]

@@ -79,6 +79,7 @@ def test_tensor_parallel_ranks_share_a_host_and_the_head_is_spared(environment: 
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_head_is_taken_where_the_others_have_no_room(environment: dict[str, str]) -> None:
     addresses = [address for address, _ in placed(environment, 6, "sglang:d6+fsdp:d6")]
 

@@ -81,6 +81,7 @@ def test_a_rank_that_crashes_leaves_where_it_was(forks: Forks, new_trial: NewTri
     assert two_ranks.summary()["status"] == "completed"
 
 
+@pytest.mark.long
 def test_a_killed_rank_and_a_killed_parent(forks: Forks, new_trial: NewTrial, two_ranks: Trial) -> None:
     trial = new_trial(**{"train.ranks": 2})
     attempt = forks.start(trial)

@@ -106,7 +106,7 @@ def test_a_signal_during_the_imports_is_heeded(
     assert_same_run(trial, reference)
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [pytest.param(SIGNALS[0], marks=pytest.mark.long), SIGNALS[1]], ids=lambda n: n.name)
 def test_the_operator_passes_the_signal_on(new_trial: NewTrial, reference: Trial, number: signal.Signals) -> None:
     trial = new_trial(experiment_name="tiny-recall", **{"checkpoint.ckpt_freq_secs": 3600.0})
     # Every setting, so that the run is that of the reference whatever the preset says.

@@ -41,6 +41,7 @@ def run_of(folder: Path, trial: str) -> RunDirectory:
     return RunDirectory(folder / "runs", user_name(), "tiny-recall", trial)
 
 
+@pytest.mark.long
 def test_a_sweep_is_stopped_by_ctrl_c_and_the_same_command_goes_on(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

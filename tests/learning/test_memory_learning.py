@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from learning.arms import SEEDS, Outcomes
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

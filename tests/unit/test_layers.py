@@ -45,6 +45,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 def test_compiled_layers_look_through_their_own_windows(compiled: Any) -> None:
     lm = families.make(*families.KINDS["gemma3"])
     attention.register()

@@ -14,7 +14,7 @@ from trainer.checkpoint.recover import RecoverStore
 from trainer.train.distributed import single_world
 
 
-@pytest.mark.parametrize("size", shardedranks.REPLICAS)
+@pytest.mark.parametrize("size", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_replicas_make_the_steps_of_one_rank_and_stay_equal(tmp_path: Path, size: int) -> None:
     told = run_ranks(shardedranks.main, size, tmp_path)
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hostscripts import HostScript, all_scripts
 from localsession import LocalSession
 from realparts import require
@@ -76,6 +77,7 @@ def forgiven(name: str, call: str, *, lasting: bool) -> bool:
     return any(re.search(script, name) and re.search(command, call) for script, command in rules)
 
 
+@pytest.mark.long
 def test_no_script_ends_with_0_after_a_command_that_failed(tmp_path: Path) -> None:
     unseen = []
     for script, result in zip(SCRIPTS, run("faults", SCRIPTS, tmp_path), strict=True):
