@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from httpstub import Answer
 from safetensors.torch import save_file
 from servedrig import FAST, PARAMS, FaultyServer, Rig, run_scenario, write_model
 
@@ -92,6 +94,50 @@ def test_a_server_that_cannot_load_an_adapter_is_used_no_more_until_it_joins_aga
         again = Server("s1", behind.url, await rig.engine.dialect.held_version(rig.pool, behind))
         await rig.engine.join(again)
         assert (fault.adapters, again.version, len(rig.pool.usable())) == (["v1"], 1, 2)
+
+    scenario(body)
+
+
+class LateServer(FaultyServer):
+    """A request reaches its queue only after it was told to cut off for the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = asyncio.Event()
+        self.under_way, self.at_pause = 0, -1
+
+    async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+        if path == "/abort_request" and not self.late.is_set():
+            self.late.set()
+            return 200, {}
+        if path == "/pause_generation":
+            self.at_pause = self.under_way
+        return await super().__call__(method, path, body)
+
+    async def generate(self, body: dict[str, Any]) -> Answer:
+        if body.get("extra_key") == "probe":
+            return await super().generate(body)
+        self.under_way += 1
+        await self.late.wait()
+        answer = await super().generate(body)
+        self.under_way -= 1
+        return answer
+
+
+def test_a_server_that_joins_again_is_not_paused_before_it_has_answered(scenario: Scenario) -> None:
+    async def body(rig: Rig) -> None:
+        fault = LateServer()
+        behind = await rig.add(fault)
+        fault.hold = 2
+        job = asyncio.create_task(rig.engine.generate([5, 6], PARAMS))
+        await rig.started(0, 1)
+        await rig.add()
+        fault.update_answer = (400, {"error_message": "no memory"})
+        await rig.update(1)
+        fault.update_answer = None
+        await rig.engine.join(Server("s0", behind.url))
+        assert fault.at_pause == 0
+        assert (await job).spans == ((0, 2), (1, 4))
 
     scenario(body)
 

@@ -119,7 +119,7 @@ class ServedEngine:
                         f"{server.name} holds weight version {server.version}, and version {version} is in no folder "
                         "that it could load: publish a version to a folder first"
                     )
-                await self.dialect.cut_off(self.pool, server)
+                await self._each.cut_off_before(server)
                 await self._each.pause(server)
                 await self._each.take(
                     server, version, lambda s: self.dialect.load_folder(self.pool, s, folder, version)

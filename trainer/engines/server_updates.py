@@ -47,6 +47,18 @@ class ServerUpdates:
                 return
             await asyncio.sleep(ABORT_EVERY)
 
+    async def cut_off_before(self, server: Server) -> None:
+        """Cut off what a server that joins is sampling, and see what it was asked before it was used no more answered.
+
+        Paused with a request in its queue, SGLang would wait for that in vain when an adapter is to go.
+        """
+        before = [one for one in self.pool.servers if one.url == server.url]
+        deadline = time.monotonic() + ABORT_DEADLINE
+        await self.dialect.cut_off(self.pool, server)
+        while any(one.in_flight for one in before) and time.monotonic() < deadline:
+            await asyncio.sleep(ABORT_EVERY)
+            await self.dialect.cut_off(self.pool, server)
+
     async def pause(self, server: Server) -> None:
         """Stop an idle server and empty its prefix cache."""
         try:
