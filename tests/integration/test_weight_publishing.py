@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import publishing
 import pytest
@@ -32,9 +34,10 @@ from trainer.serving import registry
 from trainer.serving.fleet import Fleet
 from trainer.train.distributed import join_world, leave_world, single_world
 from trainer.types import SamplingParams
-from trainer.weights.choose import make_publisher
+from trainer.weights.adapters import AdapterPublisher
+from trainer.weights.choose import make_adapter_publisher, make_publisher
 from trainer.weights.colocated import ColocatedPublisher
-from trainer.weights.folders import FolderPublisher
+from trainer.weights.folders import SHARED_MEMORY, FolderPublisher
 
 
 @pytest.fixture
@@ -89,6 +92,24 @@ def test_old_folders_go_but_never_the_one_that_servers_hold(rig: Servers, tmp_pa
     assert (tmp_path / "weights" / "v3").is_dir()
     one.folders.close()
     assert not (tmp_path / "weights").exists()
+
+
+def test_adapters_go_into_memory_only_where_all_that_stay_have_room(
+    rig: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trainer(rig, tmp_path)
+    rig.pool.add(Server("s0", "http://127.0.0.1:9"))  # on this host
+    rig.engine.versions = 3  # four folders stay, one is being written and one removed
+    bytes_of_one = 4 * sum(p.numel() for p in one.learner.policy.parameters())
+
+    def root(room: float) -> Path:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room * bytes_of_one))
+        made = make_adapter_publisher(one.learner, rig.outlet, None, WeightsConfig(), tmp_path)
+        assert isinstance(made, AdapterPublisher)
+        return made.root
+
+    assert root(6.5).parent == SHARED_MEMORY
+    assert root(5.5) == tmp_path / "weights"
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_nothing_changes(rig: Servers, tmp_path: Path) -> None:

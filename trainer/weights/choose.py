@@ -73,11 +73,10 @@ def make_adapter_publisher(
 ) -> Publisher:
     """As `make_publisher`, for servers that keep the base's weights (`placement.serves_adapters`)."""
     dtype = getattr(torch, learner.world.broadcast(served_dtype(outlet.engine.model) if outlet is not None else ""))
-    root = choose_root(
-        config.folder, run, outlet, 4 * sum(p.numel() for p in learner.policy.parameters() if p.requires_grad)
-    )
     # A server that has put the adapter of a version in use out of its memory reads it again.
     keep = outlet.engine.versions + 1 if outlet is not None else 2
+    nbytes = 4 * sum(p.numel() for p in learner.policy.parameters() if p.requires_grad)
+    root = choose_root(config.folder, run, outlet, nbytes, keep)
     return AdapterPublisher(learner, outlet, tokenizer, root, keep, config.bucket_mb << 20, dtype)
 
 
