@@ -38,7 +38,7 @@ class FolderPublisher:
         outlet: rank 0's way to the servers; None on other ranks.
         tokenizer: saved beside the weights.
         root: where folders go; this publisher's alone.
-        keep: newest versions that stay; the one that servers hold stays in any case.
+        keep: versions that stay, that which servers hold and those before it.
         bucket_bytes: bytes of weights that are in memory a second time while they are written.
 
     Raises:
@@ -59,7 +59,6 @@ class FolderPublisher:
         self.source = WeightSource(learner, bucket_bytes, dtype)
         self.root, self.keep = root, keep
         self._lm, self._tokenizer, self._outlet = learner.policy.lm, tokenizer, outlet
-        self._in_use: Path | None = None
         agree(self.world, caught(lambda: outlet.check(self.source.shapes)) if outlet else None)
 
     def publish(self, version: int, *, folder: bool = False) -> PublishStats:  # noqa: ARG002 (there always is one)
@@ -121,13 +120,14 @@ class FolderPublisher:
         return folder
 
     def used(self, folder: Path) -> None:
-        """Servers hold this version now: older ones beyond `keep` go. Rank 0."""
-        self._in_use = folder
-        found = [path for path in self.root.glob("v*") if path.name[1:].isdigit()]
-        found.sort(key=lambda path: int(path.name[1:]), reverse=True)
-        for old in found[self.keep :]:
-            if old != self._in_use:
-                shutil.rmtree(old, ignore_errors=True)
+        """Servers hold this version now: older ones beyond `keep` go, and what a killed attempt left of later ones.
+
+        These would count as the newest, and take the places of versions in use. Rank 0.
+        """
+        found = {int(path.name[1:]): path for path in self.root.glob("v*") if path.name[1:].isdigit()}
+        stay = sorted((version for version in found if version <= int(folder.name[1:])), reverse=True)[: self.keep]
+        for version in found.keys() - stay:
+            shutil.rmtree(found[version], ignore_errors=True)
 
     def close(self) -> None:
         """Remove all versions. No server may join afterwards."""
