@@ -15,7 +15,9 @@ from typing import Any, cast
 import pytest
 import torch
 from builders import small_config
+from httpstub import Answer, HttpStub
 from safetensors.torch import load_file, save_file
+from servedrig import FAST, FaultyServer
 
 from trainer.config import RunConfig
 from trainer.engines.dialects import make_dialect
@@ -160,8 +162,8 @@ def test_a_server_that_comes_back_joins_once_where_two_look_at_the_same_time(
         await asyncio.sleep(0.01)
         return 0
 
-    monkeypatch.setattr(dialect, "held_version", answer)
-    monkeypatch.setattr(dialect, "probe", answer)
+    for name in ("go_on", "held_version", "probe"):
+        monkeypatch.setattr(dialect, name, answer)
     fleet = Fleet(engine, folder, config)
 
     async def two() -> None:
@@ -169,3 +171,34 @@ def test_a_server_that_comes_back_joins_once_where_two_look_at_the_same_time(
 
     asyncio.run(two())
     assert [server.name for server in fleet.servers()] == ["server-0"]
+
+
+def test_a_server_that_was_left_paused_joins(tmp_path: Path) -> None:
+    """As by an attempt that was killed while it changed the weights, of a server that stays."""
+
+    class Paused(FaultyServer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.goes_on = asyncio.Event()
+
+        async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+            if path == "/continue_generation":
+                self.goes_on.set()
+            if path == "/generate":
+                await self.goes_on.wait()
+            return await super().__call__(method, path, body)
+
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, dialect = tmp_path / "servers", make_dialect("sglang")
+    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, folder_of(tmp_path / "base", 0), set())
+
+    async def main() -> list[str]:
+        async with HttpStub(Paused()) as stub:
+            one = registry.Registration("server-0", "sglang", "/m", "node", 1, 1.0, "ready", stub.url)
+            registry.write(folder, replace(one, base=weights_digest(engine.model)))
+            fleet = Fleet(engine, folder, config)
+            await fleet.look()
+            await engine.pool.close()
+            return [server.name for server in fleet.servers()]
+
+    assert asyncio.run(main()) == ["server-0"]

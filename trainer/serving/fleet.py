@@ -127,6 +127,7 @@ class Fleet:
         try:
             if problem:
                 raise EngineError(problem)
+            await self.engine.dialect.go_on(self.engine.pool, server)  # an update that was broken off left it paused
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
             if self._doubtful.get(one.name) == one.started:
                 server.version = UNKNOWN
