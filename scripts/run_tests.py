@@ -34,13 +34,15 @@ def integration(*names: str) -> tuple[str, ...]:
 PARTS = {
     "learning": ("tests/learning",),
     "cluster": ("tests/cluster",),
-    "rest": (),
-    "unit": ("tests/unit",),
     "runs": integration(
         "diagnose_command", "faults_config", "faults_disk", "faults_model", "own_classes", "recover_check",
         "recover_from", "recovery_choice", "recovery_damage", "recovery_kill", "recovery_persistent", "recovery_ranks",
         "recovery_signals", "report_browser", "trainer_types",
     ),
+    "rest": (),
+    "more of the rest": (),
+    "unit": (),
+    "more units": (),
     "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "slurm"),
     "servers": integration(
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
@@ -48,7 +50,7 @@ PARTS = {
     ),
 }  # fmt: skip
 """Tests that share what is dear to start, in both suites the longest part first. The rest: integration tests that none
-names.
+names, and like the unit tests in two parts, which get every second file.
 """
 AT_ONCE = (os.cpu_count() or 1) + 2
 """Parts side by side: while one waits, the others keep the cores busy."""
@@ -156,10 +158,12 @@ def all_tests(parts: dict[str, Sequence[str]], options: Sequence[str], root: Pat
 
 
 def with_rest(root: Path) -> dict[str, Sequence[str]]:
-    """The parts, with what is named in none of them."""
+    """The parts, with what PARTS leaves open."""
     taken = [path for paths in PARTS.values() for path in paths if path.startswith("tests/integration/")]
     rest = [path for path in files_in(("tests/integration",), root) if path not in taken]
-    return {**PARTS, "rest": rest}
+    unit = files_in(("tests/unit",), root)
+    halves = {"rest": rest[::2], "more of the rest": rest[1::2], "unit": unit[::2], "more units": unit[1::2]}
+    return {**PARTS, **halves}
 
 
 def files_in(paths: Iterable[str], root: Path) -> list[str]:
