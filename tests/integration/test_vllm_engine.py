@@ -271,6 +271,7 @@ def test_a_killed_server_ends_what_waits_for_it_with_the_reason(served: Served) 
         asked = [(prompt_of(50, n), SamplingParams(4000, 1.0, n, (1,))) for n in range(4)]
         jobs = asyncio.ensure_future(ask(engine, asked))
         while served.server.in_flight < 4:
+            assert not jobs.done(), jobs
             await asyncio.sleep(0.01)
         (process,) = psutil.Process(served.process.pid).children()
         os.kill(process.pid, signal.SIGKILL)
