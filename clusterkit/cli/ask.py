@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import CACHE_OPTION, new_app
+from clusterkit.cli.options import CACHE_OPTION, ENGINE_OPTION, SERVER_PYTHON_OPTION, SERVER_URL_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
 
 app = new_app()
@@ -47,18 +47,9 @@ def ask(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as agent.chunk_tokens=512."),
     ] = None,
-    engine: str = typer.Option(
-        "auto", "--engine", metavar="auto|embedded|sglang|vllm|openai", help="What samples; openai with --server-url."
-    ),
-    server_url: str = typer.Option(
-        "",
-        "--server-url",
-        metavar="URL",
-        help="A running server: with OpenAI's /v1/completions, or of the --engine that is named.",
-    ),
-    server_python: str = typer.Option(
-        "", "--server-python", metavar="FILE", help="Interpreter that has SGLang or vLLM."
-    ),
+    engine: str = ENGINE_OPTION,
+    server_url: str = SERVER_URL_OPTION,
+    server_python: str = SERVER_PYTHON_OPTION,
     tensor_parallel: int = typer.Option(1, "--tensor-parallel", help="GPUs of the server."),
     cache_dir: str = CACHE_OPTION,
     as_json: bool = typer.Option(False, "--json", help="Print every section's memory and the answer as lines of JSON."),

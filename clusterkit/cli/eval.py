@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import CACHE_OPTION, JSON_OPTION, new_app
+from clusterkit.cli.options import (
+    CACHE_OPTION,
+    ENGINE_OPTION,
+    JSON_OPTION,
+    SERVER_PYTHON_OPTION,
+    SERVER_URL_OPTION,
+    new_app,
+)
 from clusterkit.cli.runoptions import RunOptions, takes_run
 
 
@@ -102,18 +109,9 @@ def evaluate(
     preset: str | None = typer.Option(
         None, "--preset", metavar="NAME", help="Preset whose agent settings hold, for a checkpoint from elsewhere."
     ),
-    engine: str = typer.Option(
-        "auto", "--engine", metavar="auto|embedded|sglang|vllm|openai", help="What samples; openai with --server-url."
-    ),
-    server_url: str = typer.Option(
-        "",
-        "--server-url",
-        metavar="URL",
-        help="A running server: with OpenAI's /v1/completions, or of the --engine that is named.",
-    ),
-    server_python: str = typer.Option(
-        "", "--server-python", metavar="FILE", help="Interpreter that has SGLang or vLLM."
-    ),
+    engine: str = ENGINE_OPTION,
+    server_url: str = SERVER_URL_OPTION,
+    server_python: str = SERVER_PYTHON_OPTION,
     server_flag: Annotated[
         list[str] | None, typer.Option(metavar="OPTION", help="A further option of the server's own; repeatable.")
     ] = None,

@@ -13,6 +13,16 @@ JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
 CACHE_HELP = "Cache folder of assets [$CLUSTERKIT_CACHE or ~/.cache/clusterkit]."
 CACHE_OPTION = typer.Option("", "--cache-dir", metavar="FOLDER", help=CACHE_HELP)
+ENGINE_OPTION = typer.Option(
+    "auto", "--engine", metavar="auto|embedded|sglang|vllm|openai", help="What samples; openai with --server-url."
+)
+SERVER_URL_OPTION = typer.Option(
+    "",
+    "--server-url",
+    metavar="URL",
+    help="A running server: with OpenAI's /v1/completions, or of the --engine that is named.",
+)
+SERVER_PYTHON_OPTION = typer.Option("", "--server-python", metavar="FILE", help="Interpreter that has SGLang or vLLM.")
 COMPARE_OPTION = typer.Option(
     None, "--compare", metavar="EXPERIMENT/TRIAL", help="A run to draw over it; TRIAL alone, too; repeatable."
 )
