@@ -49,7 +49,7 @@ import yaml
 from shapes import SHAPES, config_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer.allocation import Allocation
+from trainer.allocation import Allocation, AllocationError
 from trainer.allocation_text import parse as parse_allocation
 from trainer.config import RunConfig
 from trainer.paths import RunPaths
@@ -294,7 +294,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--flags", default="", help="more options for the servers")
     arguments = parser.parse_args(argv)
-    arguments.colocated = arguments.colocated or (bool(arguments.allocation) and allocation_of(arguments).colocated)
+    try:
+        arguments.colocated = allocation_of(arguments).colocated
+    except AllocationError as error:
+        parser.error(f"--allocation: {error}")
     if arguments.colocated and arguments.staleness != [0]:
         parser.error("--colocated takes turns: --staleness 0")
     return arguments

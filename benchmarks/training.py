@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from shapes import SHAPES, make_learner
 
-from trainer.allocation import Layout
+from trainer.allocation import AllocationError, Layout
 from trainer.allocation_text import parse
 from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.recover import RecoverStore, RunState
@@ -302,6 +302,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     a = parser.parse_args()
     places = a.layouts or [f"d{number}" for number in a.gpus]
+    for place in places:
+        try:
+            Case("", "", 0, 0, 0, 0.0, "", place).layout  # noqa: B018 (is it one?)
+        except AllocationError as error:
+            parser.error(f"--layouts: {error}")
     device = torch.device(a.device)
     name = torch.cuda.get_device_name() if a.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, rows of {a.row} tokens", flush=True)
