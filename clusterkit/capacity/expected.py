@@ -25,8 +25,10 @@ from clusterkit.capacity.speed import (
     MEASURED_ON,
     MFU,
     MOST_MEASURED,
+    MOST_SERVERS,
     NETWORK,
     RECOMPUTED,
+    TENSOR_SHARE,
     UNMEASURED,
     WIDTH,
     Gpu,
@@ -191,7 +193,9 @@ class _Step:
         """
         assert self.allocation.rollout is not None
         config, rollout, layout = self.config, self.config.rollout, self.allocation.rollout.layout
-        turns, each = _turns(config, self.lengths[case]), layout.per_replica
+        turns, each = _turns(config, self.lengths[case]), float(layout.per_replica)
+        if layout.tensor > 1:
+            each *= TENSOR_SHARE[case]
         count = max(1.0, rollout.batch_size * rollout.group_size / layout.data)
         shared = 1 - 1 / rollout.group_size if rollout.share_prefixes else 0.0
         share = (FAST_DECODE_SHARE, DECODE_SHARE)[case]
@@ -246,8 +250,11 @@ class _Step:
             found.append(f"an {MEASURED_ON}'s rates by the data sheets' FLOP/s and bytes/s")
         if (self.shape.layers, self.shape.hidden) != (measured.layers, measured.hidden):
             found.append("the share of a GPU's speed that a 1.5B model reached")
-        if self.allocation.rollout is not None and self.allocation.rollout.layout.data > 1:
-            found.append("one server's rates times the servers (only their control was simulated)")
+        servers = self.allocation.rollout.layout if self.allocation.rollout is not None else None
+        if servers is not None and servers.tensor > 1:
+            found.append(f"{TENSOR_SHARE[1]:.0%} to {TENSOR_SHARE[0]:.0%} of its GPUs' speed for a server on several")
+        if servers is not None and servers.data > MOST_SERVERS:
+            found.append(f"{MOST_SERVERS} servers (of more only their control was simulated)")
         if self.config.gpus > MOST_MEASURED:
             found.append(f"training on {MOST_MEASURED} GPUs")
         if self.config.n_nodes > 1:

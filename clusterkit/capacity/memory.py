@@ -12,6 +12,7 @@ from clusterkit.capacity.shapes import ModelShape
 from trainer.allocation import Layout
 from trainer.config import RunConfig
 from trainer.config_parts import CHUNKED
+from trainer.placement import served_rank, served_versions
 
 GIB = 1024**3
 REPORTED = {
@@ -189,11 +190,13 @@ def enough_memory(needed: float) -> int:
 def cache_of(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int, longest: int) -> Cache:
     """Estimate the KV cache of one server, over all of its t x p GPUs.
 
-    gpu_memory_fraction x memory x t p is for 16-bit weights (2 P) and the cache. A token takes 2 (key, value) x 2 bytes
-    x layers x key/value heads x head size, and more where t exceeds the key/value heads, because heads are not divided.
+    gpu_memory_fraction x memory x t p is for 16-bit weights (2 P), the versions of an adapter that are held beside one
+    another, and the cache. A token takes 2 (key, value) x 2 bytes x layers x key/value heads x head size, and more where
+    t exceeds the key/value heads, because heads are not divided.
     """
     gpus = layout.tensor * layout.pipeline
-    weights = 2 * shape.parameters
+    adapters = served_versions(config) * shape.adapter_parameters(config.model.lora) if served_rank(config) else 0
+    weights = 2 * (shape.parameters + adapters)
     space = int(config.rollout.gpu_memory_fraction * gpu_memory) * gpus - weights
     copies = max(1, layout.tensor // shape.kv_heads)
     tokens = max(0, space) // (shape.kv_bytes_per_token * copies)

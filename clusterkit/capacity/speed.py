@@ -34,15 +34,24 @@ GPUS = {
 }
 MEASURED_ON = "H200"
 
-# From two rows of docs/performance.md, "Shared prefixes", sampling, server as a run starts it: 1,280 requests of 2.0
-# million prompt tokens and 0.33 million sampled ones at 256 sequences. 15,340 tokens/s with 23.8 % of the prompts'
-# tokens from the cache, 20,521 with 75.8 %: 5.2 µs for each computed prompt token and 41 µs for each sampled one.
+# From rows of docs/performance.md: "Shared prefixes", sampling (1,280 requests of 2.0 million prompt tokens and 0.33
+# million sampled ones at 256 sequences: 15,340 tokens/s with 23.8 % of the prompts' tokens from the cache, 20,521 with
+# 75.8 %: 5.2 µs for each computed prompt token and 41 µs for each sampled one), and "Four GPUs of one host" (the same
+# requests on one, two and four servers: 14.6, 9.7 and 7.1 s, of which 4.4 s do not shrink: 2.7 ms a decoding step
+# beside the weights; 2.4 fit the whole steps there).
 PREFILL_SHARE = 0.54
 """Of the GPU's FLOP/s, while prompts are read."""
-DECODE_SHARE = 0.31
-"""Of its memory's bytes/s, while tokens are sampled; prompts are read apart from that."""
-FAST_DECODE_SHARE = 0.39
+STEP_SECONDS = 2.4e-3
+"""Of every decoding step, however few sequences it is for: starting kernels, scheduling, choosing tokens."""
+DECODE_SHARE = 0.39
+"""Of its memory's bytes/s, while tokens are sampled, beside that; prompts are read apart from it."""
+FAST_DECODE_SHARE = 0.55
 """The same with `--enable-tf32-matmul` and CUDA graphs for 512 sequences (25,059 tokens/s)."""
+TENSOR_SHARE = (1.0, 0.49)
+"""Of its GPUs' speed that a server on several of them reaches, at best and at worst: one on two GPUs sampled 20,502
+tokens/s with the 1.5B shape, one on one GPU 20,808."""
+MOST_SERVERS = 4
+"""Servers that were measured together."""
 
 
 def forward_flops(shape: ModelShape, context: float) -> float:
@@ -50,22 +59,23 @@ def forward_flops(shape: ModelShape, context: float) -> float:
     return 2 * shape.layers * shape.layer_parameters + 4 * shape.layers * shape.heads * shape.head_dim * context
 
 
-def prefill_seconds(shape: ModelShape, gpu: Gpu, tokens: float, context: float, gpus: int = 1) -> float:
+def prefill_seconds(shape: ModelShape, gpu: Gpu, tokens: float, context: float, gpus: float = 1) -> float:
     """Return the seconds in which a server of `gpus` GPUs reads so many tokens, behind `context` tokens on average."""
     return tokens * forward_flops(shape, context) / (PREFILL_SHARE * gpu.flops * gpus)
 
 
 def decode_seconds(
-    shape: ModelShape, gpu: Gpu, context: float, gpus: int = 1, share: float = DECODE_SHARE
+    shape: ModelShape, gpu: Gpu, context: float, gpus: float = 1, share: float = DECODE_SHARE
 ) -> tuple[float, float]:
-    """Return the seconds of a decoding step for the weights, and those for one sequence of `context` tokens."""
+    """Return the seconds of a decoding step that all its sequences share, and those for one of `context` tokens."""
     read = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
     speed = share * gpu.bandwidth * gpus
-    return WIDTH * read / speed, shape.kv_bytes_per_token * context / speed
+    return STEP_SECONDS + WIDTH * read / speed, shape.kv_bytes_per_token * context / speed
 
 
-# docs/performance.md, training of the 1.5B shape with compiled layers: 48.3 % on one H200, 45.6 % on each of four.
-MFU = (0.483, 0.456)
+# docs/performance.md, training of the 1.5B shape with compiled layers: 48.3 % on one H200 that only trains; in whole
+# steps with shared prefixes on GPUs that sample, too, 43.4 % on one and 36.7 to 40.3 % on each of four.
+MFU = (0.483, 0.367)
 """Model FLOPs utilisation of training, at its best and at its worst."""
 RECOMPUTED = 32_511 / 40_894
 """Of the speed of training, with every layer's activations computed again in the backward pass."""
@@ -76,9 +86,9 @@ NETWORK = {"H200": 50e9, "H100": 50e9, "A100": 25e9}
 UNMEASURED = 0.3
 """Added to the worse end of what was not measured."""
 
-# docs/performance.md, weight updates of 3.09 GB.
+# docs/performance.md: weight updates of 3.09 GB over NCCL and through a folder; whole steps on shared GPUs over CUDA IPC.
 NCCL = (3.09e9 / 0.031, 3.09e9 / 0.042)
-IPC = (25e9, 22e9)
+IPC = (3.09e9 / 0.30, 3.09e9 / 0.54)
 FOLDER = 3.09e9 / (3.1 + 0.911)
 """Bytes/s of one copy of the weights: NCCL between two GPUs of a host, CUDA IPC on one, a folder in memory."""
 HOST_MEMORY = 50e9

@@ -71,6 +71,31 @@ def test_the_measured_step_of_the_memory_workload_lies_in_the_range(tmp_path: Pa
     assert "measured on this GPU" in step.sure
 
 
+@pytest.mark.parametrize(
+    ("allocation", "gpus", "sampling", "training", "publishing"),
+    [
+        ("sglang:d1|fsdp:d1", 1, 14.5, 17.9, 0.52),
+        ("sglang:d2|fsdp:d2", 2, 9.6, 9.9, 0.66),
+        ("sglang:d4|fsdp:d4", 4, 6.5, 5.6, 0.48),
+        ("sglang:t2|fsdp:d2", 2, 15.9, 9.9, 0.58),
+    ],
+)
+def test_measured_steps_on_shared_gpus_lie_in_the_range(
+    tmp_path: Path, allocation: str, gpus: int, sampling: float, training: float, publishing: float
+) -> None:
+    """docs/performance.md, one, two and four GPUs of one host: sections first, shared prefixes, memory handed over."""
+    config = memory_step(
+        tmp_path, n_gpus_per_node=gpus, allocation_mode=allocation, rollout={"batch_size": 32, "group_size": 8},
+        train={"max_tokens_per_mb": 32768, "offload": True},
+    )  # fmt: skip
+    config.agent.prompt_order = "section_first"
+
+    (step,) = expected_steps(config, ["H200"], lengths=(1.0, 1.0))
+
+    for part, seconds in {"sampling": sampling, "training": training, "publishing": publishing}.items():
+        assert step.parts[part].low * 0.94 <= seconds <= step.parts[part].high * 1.06, (part, step)
+
+
 def test_pieces_take_the_time_of_recomputed_layers_and_the_way_to_the_host_more(tmp_path: Path) -> None:
     none, full, chunked, offloaded = (
         expected_steps(

@@ -180,6 +180,18 @@ def test_the_kv_cache_of_a_server() -> None:
     assert wide.tokens == (4 * 68_719_476_736 - 2 * 1_777_088_000) // (2 * 28672)
 
 
+def test_versions_of_an_adapter_on_a_server_take_the_place_of_its_cache() -> None:
+    shape = SHAPES["qwen2.5-7b-instruct"]
+
+    def space(*settings: str) -> int:
+        config = resolve("7B_n4", "memagent", ["model.lora.rank=32", *settings]).config
+        return cache_of(config, shape, Layout(1), 80 * GIB, 8192).space
+
+    merged = space("weights.adapters=merged", "rollout.max_staleness=1")
+    assert space("weights.adapters=alone", "rollout.max_staleness=1", "train.offload=false") == merged - 2 * 2 * 80_740_352
+    assert space("weights.adapters=alone", "train.offload=false") == merged - 2 * 80_740_352
+
+
 def test_disk_of_a_run() -> None:
     config, shape = resolve("1.5B_n1").config, SHAPES["deepseek-r1-distill-qwen-1.5b"]
 
