@@ -191,8 +191,8 @@ def cache_of(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: i
     """Estimate the KV cache of one server, over all of its t x p GPUs.
 
     gpu_memory_fraction x memory x t p is for 16-bit weights (2 P), the versions of an adapter that are held beside one
-    another, and the cache. A token takes 2 (key, value) x 2 bytes x layers x key/value heads x head size, and more where
-    t exceeds the key/value heads, because heads are not divided.
+    another, and the cache. A token takes 2 (key, value) x 2 bytes x layers x key/value heads x head size, and more
+    where t exceeds the key/value heads, because heads are not divided.
     """
     gpus = layout.tensor * layout.pipeline
     adapters = served_versions(config) * shape.adapter_parameters(config.model.lora) if served_rank(config) else 0

@@ -86,7 +86,7 @@ NETWORK = {"H200": 50e9, "H100": 50e9, "A100": 25e9}
 UNMEASURED = 0.3
 """Added to the worse end of what was not measured."""
 
-# docs/performance.md: weight updates of 3.09 GB over NCCL and through a folder; whole steps on shared GPUs over CUDA IPC.
+# docs/performance.md, 3.09 GB: updates over NCCL and through a folder; whole steps on shared GPUs over CUDA IPC.
 NCCL = (3.09e9 / 0.031, 3.09e9 / 0.042)
 IPC = (3.09e9 / 0.30, 3.09e9 / 0.54)
 FOLDER = 3.09e9 / (3.1 + 0.911)

@@ -63,6 +63,14 @@ def prepare(
     trace_documents: str = typer.Option(
         "2,4,8", "--trace-documents", help="reading: documents of an example, in turn."
     ),
+    traced_share: float = typer.Option(
+        1.0,
+        "--traced-share",
+        min=0.0,
+        max=1.0,
+        help="reading: of the real training questions those that examples are made of; the others are left to "
+        "reinforcement.",
+    ),
     most: int = typer.Option(0, "--max-per-source", min=0, help="Training rows of a source, at most; 0: all."),
     seed: int = typer.Option(1, "--seed", help="Of groups and of each text's own shuffle."),
     force: bool = typer.Option(False, "--force", help="Replace a folder that was prepared from other inputs."),
@@ -73,5 +81,5 @@ def prepare(
     The same inputs and settings give the same bytes. An interrupted build goes on where it was.
     """
     shape = (questions, documents, chunk_words)
-    reading = (per_document, traces, trace_mix, trace_documents)
+    reading = (per_document, traces, trace_mix, trace_documents, traced_share)
     actions.data.prepare(kind, sources, out, shape, reading, test_share, most, seed, force=force, as_json=as_json)

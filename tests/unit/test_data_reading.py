@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from trainer.errors import UserError
 from trainer.evaluate import check_lengths
 from trainer.tasks.evidence import best_sentence, sentences
 from trainer.tasks.hotpotqa import HotpotQA
-from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Document, document_key
+from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, Document, document_key
 
 SPLITS = ("train", "dev", "test")
 SMALL = ReadingShape(per_document=2, traces=60, sizes=(2, 3))
@@ -239,6 +240,21 @@ def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_aske
             continue
         assert row["context"].count("Document ") in (2, 3)
         assert all(f"\n{title}\n" in row["context"] and text in row["context"] for title, text in row["evidence"])
+
+
+def test_real_questions_can_be_kept_out_of_the_traces_and_are_marked(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "world.json").write_text(json.dumps(world()))
+    prepare(tmp_path / "out", tmp_path / "world.json", shape=replace(SMALL, traces=400, traced=0.5))
+
+    train = [row for row in rows(tmp_path / "out" / "train/questions.jsonl") if row["source"] not in GENERATED]
+    marked = {row["question"] for row in train if row.get("traced") is False}
+    asked = {row["problem"] for row in rows(tmp_path / "out" / "traces.jsonl")}
+    assert len(marked) == len(train) - round(0.5 * len(train)) > 5
+    assert not marked & asked
+    assert {row["question"] for row in train} - marked <= asked
+    for split in ("dev", "test"):
+        same = [rows(folder / split / "questions.jsonl") for folder in (prepared, tmp_path / "out")]
+        assert same[0] == same[1]
 
 
 def test_the_same_inputs_and_seed_make_the_same_bytes_another_seed_others(tmp_path: Path, own_texts: Path) -> None:

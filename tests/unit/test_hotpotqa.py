@@ -111,6 +111,22 @@ def test_a_share_of_real_questions_is_kept_all_along_and_each_comes_once_an_epoc
         ]
 
 
+def test_real_questions_that_the_supervised_start_has_not_seen_are_taken_before_those_that_it_knows(
+    mini_hotpotqa: Path,
+) -> None:
+    def prepared(questions: list[dict], documents: list[dict]) -> None:
+        every_second_is_made(questions, documents)
+        for row in questions[1::4]:
+            row["traced"] = False
+
+    tasks = source(edited(mini_hotpotqa, prepared), real_share=0.5)
+
+    unseen = {row.question for row in tasks.sides.train.questions if not row.traced}
+    real = {task.question for task in map(tasks.train, range(100)) if task.meta["source"] != "cloze"}
+    assert real == unseen
+    assert 0 < len(unseen) < sum(row.source != "cloze" for row in tasks.sides.train.questions)
+
+
 def test_a_share_of_real_questions_changes_nothing_where_all_are_of_one_kind(mini_hotpotqa: Path) -> None:
     plain, shared = source(mini_hotpotqa), source(mini_hotpotqa, real_share=0.5)
     assert [plain.train(i) for i in range(20)] == [shared.train(i) for i in range(20)]

@@ -184,12 +184,12 @@ def test_versions_of_an_adapter_on_a_server_take_the_place_of_its_cache() -> Non
     shape = SHAPES["qwen2.5-7b-instruct"]
 
     def space(*settings: str) -> int:
-        config = resolve("7B_n4", "memagent", ["model.lora.rank=32", *settings]).config
+        config = resolve("7B_n4", "memagent", ["model.lora.rank=32", "train.offload=false", *settings]).config
         return cache_of(config, shape, Layout(1), 80 * GIB, 8192).space
 
     merged = space("weights.adapters=merged", "rollout.max_staleness=1")
-    assert space("weights.adapters=alone", "rollout.max_staleness=1", "train.offload=false") == merged - 2 * 2 * 80_740_352
-    assert space("weights.adapters=alone", "train.offload=false") == merged - 2 * 80_740_352
+    assert space("weights.adapters=alone", "rollout.max_staleness=1") == merged - 2 * 2 * 80_740_352
+    assert space("weights.adapters=alone") == merged - 2 * 80_740_352
 
 
 def test_disk_of_a_run() -> None:

@@ -69,7 +69,9 @@ class HotpotQA(RowSource[Question]):
         train = self.sides.train.questions[: config.train_size]
         super().__init__("hotpotqa", seed, self.folder, train, heldout)
         self._kind_order = lru_cache(maxsize=4)(shuffled_numbers)
-        self._kinds = [row for row in train if not _is_made(row)], [row for row in train if _is_made(row)]
+        real = [row for row in train if not _is_made(row)]
+        # Where the supervised start left some out, they alone: it knows the others by heart.
+        self._kinds = [row for row in real if not row.traced] or real, [row for row in train if _is_made(row)]
 
     def train_row(self, index: int) -> tuple[Question, int]:
         """See RowSource; with task.real_share, real questions and made ones have an order and epochs of their own."""

@@ -60,6 +60,8 @@ class Question:
     source: str
     evidence: tuple[str, ...] = ()
     """A sentence of each of `gold` that proves the answer; empty where the data name none."""
+    traced: bool = True
+    """False where `data prepare reading` kept a training question out of the examples of a supervised start."""
 
     @property
     def form(self) -> str:
@@ -176,6 +178,7 @@ def _read_questions(path: Path, documents: dict[str, Document]) -> Iterator[Ques
             own=distinct((documents[i] for i in own_ids), preferred=gold),
             source=row.text("source", default=""),
             evidence=_evidence(row, [documents[i] for i in gold_ids], gold),
+            traced=row.fields.get("traced") is not False,
         )
         seen[question.id] = question
         yield question

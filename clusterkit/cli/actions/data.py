@@ -27,7 +27,7 @@ def prepare(
     sources: list[Path],
     out: Path,
     shape: tuple[int, int, int],
-    reading: tuple[int, int, str, str],
+    reading: tuple[int, int, str, str, float],
     test_share: float,
     most: int,
     seed: int,
@@ -39,13 +39,14 @@ def prepare(
 
     Args:
         shape: questions and documents of a text, words of a chunk.
-        reading: questions of a document, number, mix and documents of traces, the last two as typed.
+        reading: questions of a document, number, mix and documents of traces, the last two as typed, and the share of
+            the real questions that are in traces.
     """
     target = out.expanduser().absolute()
     try:
         files = [source.expanduser() for source in sources]
-        per_document, traces, mix, sizes = reading
-        amounts = ReadingShape(per_document, traces, parse_mix(mix), parse_sizes(sizes))
+        per_document, traces, mix, sizes, traced = reading
+        amounts = ReadingShape(per_document, traces, parse_mix(mix), parse_sizes(sizes), traced)
         plan = make_plan(kind, files, Shape(*shape), test_share, most, seed, amounts)
         card = build(plan, target, output.note, force)
     except KeyboardInterrupt as error:

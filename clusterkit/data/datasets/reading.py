@@ -42,6 +42,9 @@ class ReadingShape:
     mix: tuple[float, ...] = (40, 20, 10, 10, 20)
     """Parts of MIXES among them: the kinds of questions made by rule, real ones, and the final turn alone."""
     sizes: tuple[int, ...] = (2, 4, 8)  # documents of a trace, in turn
+    traced: float = 1.0
+    """Share of the real training questions that traces are made of. The others are marked: reinforcement that is asked
+    for real questions (task.real_share) then has questions that the supervised start has not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +95,17 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
     items = {name: _items(getattr(sides, name), shape, seed) for name in SPLITS}
     items = _without_repeats(items)
     _require_enough(inputs, sides, items)
+    untraced = _untraced(items["train"], shape, seed) if shape.traces else frozenset[str]()
     outputs = []
     for name in SPLITS:
-        outputs.append(_questions(name, items[name]))
+        outputs.append(_questions(name, items[name], untraced))
         outputs.append(_documents(name, getattr(sides, name).pool))
     if shape.traces:
-        outputs.append(_traces(items["train"], sides.train, shape, seed))
+        traced = [item for item in items["train"] if item.question.id not in untraced]
+        outputs.append(_traces(traced, sides.train, shape, seed))
     settings: dict[str, Any] = {"test_share": share, "per_document": shape.per_document, "seed": seed}
     settings |= {"traces": shape.traces, "trace_mix": list(shape.mix), "trace_documents": list(shape.sizes)}
+    settings |= {"traced_share": shape.traced} if shape.traced < 1 else {}
     notes = [
         "No document and no question is in two splits; questions are made from the documents of their own split.",
         "form yes_no marks real questions that are answered with yes or no: half of them is right by chance.",
@@ -199,10 +205,18 @@ def _require_enough(inputs: list[Input], sides: Sides, items: dict[str, list[Ite
             )
 
 
-def _questions(split: str, items: Sequence[Item]) -> Output:
+def _untraced(items: Sequence[Item], shape: ReadingShape, seed: int) -> frozenset[str]:
+    """Ids of the real questions of which no trace is made: the share is exact, the choice is a hash."""
+    real = [item.question.id for item in items if item.question.source not in GENERATED]
+    real.sort(key=lambda name: unit_interval("reading-traced", name, seed))
+    return frozenset(real[round(shape.traced * len(real)) :])
+
+
+def _questions(split: str, items: Sequence[Item], untraced: frozenset[str]) -> Output:
     def make(number: int) -> dict[str, Any]:
         question, evidence = items[number].question, list(items[number].evidence)
-        return {**question_row(question), "evidence": evidence, "source": question.source, "form": question.form}
+        row = {**question_row(question), "evidence": evidence, "source": question.source, "form": question.form}
+        return row | ({"traced": False} if question.id in untraced else {})
 
     return Output(f"{split}/{QUESTIONS}", len(items), make, "source", PART_ROWS)
 
