@@ -204,7 +204,8 @@ def test_new_weights_in_the_middle_of_responses(served: Served) -> None:
         versions = torch.tensor(done.token_versions)
         for version in versions.unique().tolist():
             assert float(served.distance(version, prompt, done, params)[versions == version].max()) < EXACT
-            assert float(served.distance(1 - version, prompt, done, params)[versions == version].mean()) > 0.5
+            if (versions == version).sum() > 20:  # of a few tokens both weights may think alike
+                assert float(served.distance(1 - version, prompt, done, params)[versions == version].mean()) > 0.5
     # How far each had come is a matter of speed. Those that were cut off went on under the new weights, after their own
     # tokens, and they alone.
     stretches = [[version for version, _ in done.spans] or [done.version] for done in dones]

@@ -43,7 +43,10 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def python(tmp_path: Path, code: str, *arguments: str, grace: float = 2.0) -> ServerCommand:

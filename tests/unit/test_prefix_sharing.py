@@ -27,7 +27,7 @@ from trainer.engines.served import ServedEngine
 from trainer.rollout.batch import distinct_tokens
 from trainer.types import Completion, SamplingParams, packed_ids
 
-FAST = Limits(connect=1.0, request=20.0, control=2.0, health=0.5, attempts=2, backoff=0.01)
+FAST = Limits(connect=1.0, request=20.0, control=20.0, health=0.5, attempts=2, backoff=0.01)
 
 
 class RadixServer:
