@@ -8,14 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from builders import small_config
-from httpstub import Answer, HttpStub
+from httpstub import Answer, Drop, HttpStub
 from safetensors.torch import load_file, save_file
 from servedrig import FAST, FaultyServer
 
@@ -25,6 +27,7 @@ from trainer.engines.http import ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.hf_folder import weights_digest
 from trainer.paths import RunPaths
+from trainer.serving import fleet as fleet_module
 from trainer.serving import registry
 from trainer.serving.fleet import Fleet
 from trainer.serving.keeper import LocalServers, with_other_weights
@@ -171,6 +174,36 @@ def test_a_server_that_comes_back_joins_once_where_two_look_at_the_same_time(
 
     asyncio.run(two())
     assert [server.name for server in fleet.servers()] == ["server-0"]
+
+
+@pytest.mark.parametrize(("answer", "joins"), [(Drop(), True), ((503, {}), True), ((400, {"error": "no"}), False)])
+def test_a_server_that_fails_to_answer_while_it_joins_is_tried_again_and_one_that_says_no_is_not(
+    answer: Answer, joins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(FaultyServer):
+        well = False
+
+        async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+            return await super().__call__(method, path, body) if self.well else answer
+
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, dialect = tmp_path / "servers", make_dialect("sglang")
+    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, folder_of(tmp_path / "base", 0), set())
+
+    async def main() -> tuple[int, int, int]:
+        async with HttpStub(failing := Failing()) as stub:
+            one = registry.Registration("server-0", "sglang", "/m", "node", 1, 1.0, "ready", stub.url)
+            registry.write(folder, replace(one, base=weights_digest(engine.model)))
+            fleet = Fleet(engine, folder, config)
+            await fleet.look()
+            failing.well = True
+            at_first, soon = fleet.usable(), (await fleet.look(), fleet.usable())[1]  # not tried at every look
+            monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 10.0))
+            await fleet.look()
+            await engine.pool.close()
+            return at_first, soon, fleet.usable()
+
+    assert asyncio.run(main()) == (0, 0, int(joins))
 
 
 def test_a_server_that_was_left_paused_joins(tmp_path: Path) -> None:

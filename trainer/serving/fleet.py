@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.config import RunConfig
 from trainer.engines.base import EngineError
-from trainer.engines.http import Server
+from trainer.engines.http import Server, ServerFailedError, ServerLostError
 from trainer.engines.served import ServedEngine
 from trainer.errors import CrashError, RunError
 from trainer.hf_folder import weights_digest
@@ -21,6 +21,9 @@ log = logging.getLogger("trainer")
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 60.0
+JOIN_AGAIN_SECONDS = 5.0
+"""Before a server that did not answer well while it joined is tried once more; then doubled."""
+LONGEST_JOIN_AGAIN = 300.0
 ASKED = "it was asked to leave"
 UNKNOWN = -1
 """Version of weights that may be torn: they are loaded anew."""
@@ -35,7 +38,8 @@ class Fleet:
     def __init__(self, engine: ServedEngine, folder: Path, config: RunConfig) -> None:
         self.engine, self.folder, self.config = engine, folder, config
         self._joined: dict[str, tuple[float, Server]] = {}
-        self._refused: dict[str, float] = {}
+        self._refused: dict[str, tuple[float, float]] = {}  # start, and when it is tried again
+        self._failures: dict[tuple[str, float], int] = {}  # of a start to join, in a row
         self._last: dict[str, str] = {}  # why servers left
         self._base = ""  # digest of the weights that the run begins with
         self._layers: tuple[str, ...] = ()  # that its adapters are for
@@ -111,11 +115,13 @@ class Fleet:
                     self._doubtful[name] = started
                 if not server.problem:
                     await self.engine.leave(server)
-        fresh = [
-            one for one in ready.values() if one.name not in self._joined and self._refused.get(one.name) != one.started
-        ]
+        fresh = [one for one in ready.values() if one.name not in self._joined and self._may_join(one)]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
+
+    def _may_join(self, one: Registration) -> bool:
+        started, again = self._refused.get(one.name, (0.0, 0.0))
+        return started != one.started or time.monotonic() >= again
 
     async def _join(self, one: Registration) -> None:
         server = Server(one.name, one.url, idle=one.idle)
@@ -138,15 +144,24 @@ class Fleet:
         except EngineError as error:
             if server.doubtful:
                 self._doubtful[one.name] = one.started
-            self._refused[one.name] = one.started  # until it is started anew
-            self._last[one.name] = str(error)
-            log.warning("engine server %s cannot be used: %s", one.name, error)
+            self._refuse(one, error)
             return
         self.wants_folder = False
         self._joined[one.name] = (one.started, server)
         self._last.pop(one.name, None)
         self._doubtful.pop(one.name, None)
+        self._failures.pop((one.name, one.started), None)
         log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
+
+    def _refuse(self, one: Registration, error: EngineError) -> None:
+        """Do not use a server until it is started anew; one that only failed to answer is tried again after a while."""
+        again = float("inf")
+        if isinstance(error, ServerLostError | ServerFailedError):
+            failures = self._failures[one.name, one.started] = self._failures.get((one.name, one.started), 0) + 1
+            again = time.monotonic() + min(JOIN_AGAIN_SECONDS * 2 ** (failures - 1), LONGEST_JOIN_AGAIN)
+        self._refused[one.name] = (one.started, again)
+        self._last[one.name] = str(error)
+        log.warning("engine server %s cannot be used: %s", one.name, error)
 
     def _tell_once(self, one: Registration, problem: str) -> None:
         if self._last.get(one.name) != problem:
