@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--repeat", type=int, default=3)
     a = parser.parse_args()
+    if min(*a.ranks, a.repeat) < 1:
+        parser.error("--ranks and --repeat want numbers of at least 1")
     context = get_context("spawn")
     for ranks in a.ranks:
         with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=os.environ.get("CLUSTERKIT_BENCH_DISK")) as folder:

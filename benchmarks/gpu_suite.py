@@ -267,12 +267,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these parts, in the suite's order")
     parser.add_argument("--cpu", action="store_true", help="tiny shapes without a GPU")
     given = parser.parse_args()
+    for folder in (given.model, given.data):
+        if not Path(folder).is_dir():
+            parser.error(f"{folder}: there is no such folder")
     deadline = time.monotonic() + given.seconds
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("CLUSTERKIT_SGLANG_FLAGS", given.flags)  # of the tests
     model, data = str(Path(given.model).resolve()), str(Path(given.data).resolve())
     gpus = [] if given.cpu else visible_gpus()
+    if not gpus and not given.cpu:
+        parser.error("PyTorch finds no GPU here; --cpu tries the scripts without one")
     if given.gpus > len(gpus) and not given.cpu:
         parser.error(f"--gpus {given.gpus}: there are {len(gpus)}")
     known = parts(model, data, given.flags, given.cpu, small=bool(gpus) and memory_gib() < SMALL_GIB)

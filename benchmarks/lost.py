@@ -130,7 +130,9 @@ def measure(given: argparse.Namespace, work: Path, deadline: float) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # servers are ended, also where a shell has them ignored
         signal.signal(number, signal.default_int_handler)
-    given = base.parse()
+    given = base.parse(description=__doc__)
+    if not Path(given.tokenizer).is_dir():
+        raise SystemExit(f"{given.tokenizer}: there is no such folder; give one with an instruction model's tokenizer")
     given.settings = [*EACH_STEP, *given.settings]
     deadline = time.perf_counter() + given.seconds
     with tempfile.TemporaryDirectory(prefix="lost-") as name:

@@ -261,8 +261,8 @@ def summary(steps: list[dict[str, Any]], case: Case) -> dict[str, Any]:
     }
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(argv: list[str] | None = None, description: str | None = __doc__) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", help="folder with an instruction model's tokenizer (its weights are not read)")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
@@ -299,7 +299,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     except AllocationError as error:
         parser.error(f"--allocation: {error}")
     if arguments.colocated and arguments.staleness != [0]:
-        parser.error("--colocated takes turns: --staleness 0")
+        parser.error("servers and ranks on the same GPUs take turns: add --staleness 0")
     return arguments
 
 
@@ -313,6 +313,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # servers are ended, also where a shell has them ignored
         signal.signal(number, signal.default_int_handler)
     arguments = parse()
+    if not Path(arguments.tokenizer).is_dir():
+        raise SystemExit(f"{arguments.tokenizer}: there is no such folder; give one with an instruction model's tokenizer")
     found: dict[Case, dict[str, Any]] = {}
     began = time.perf_counter()
     deadline = began + arguments.seconds

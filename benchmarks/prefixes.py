@@ -271,7 +271,7 @@ def on_ranks(ranks: int, a: argparse.Namespace, peaks: dict[str, float]) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
     parser.add_argument("--layers", type=int, default=0, help="as many layers as this in place of the shape's")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="numbers of GPUs to compare; one first")
@@ -290,6 +290,8 @@ def main() -> None:
     if a.plan:
         print(json.dumps(plan(a.plan)), flush=True)
         return
+    if a.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch finds no GPU here; for a CPU: --device cpu --shape tiny")
     device = torch.device(a.device)
     peaks = {"matmul": matmul_peak(device, 8192 if a.device == "cuda" else 512)}
     if a.device == "cuda" and (sheet := peak_flops(device)):

@@ -287,7 +287,7 @@ def compare(results: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1.5B", "135M"])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["compiled", "eager", "eager, full"])
     parser.add_argument("--gpus", nargs="+", type=int, default=[1], help="numbers of ranks to compare")
@@ -301,6 +301,8 @@ def main() -> int:
     parser.add_argument("--keeping", action="store_true", help="also checkpoints in the background, and offloading")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     a = parser.parse_args()
+    if a.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch finds no GPU here; for a CPU: --device cpu --shape tiny")
     places = a.layouts or [f"d{number}" for number in a.gpus]
     for place in places:
         try:

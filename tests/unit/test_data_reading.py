@@ -244,13 +244,14 @@ def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_aske
 
 def test_real_questions_can_be_kept_out_of_the_traces_and_are_marked(prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "world.json").write_text(json.dumps(world()))
-    prepare(tmp_path / "out", tmp_path / "world.json", shape=replace(SMALL, traces=400, traced=0.5))
+    card = prepare(tmp_path / "out", tmp_path / "world.json", shape=replace(SMALL, traces=400, traced=0.5))
 
     train = [row for row in rows(tmp_path / "out" / "train/questions.jsonl") if row["source"] not in GENERATED]
     marked = {row["question"] for row in train if row.get("traced") is False}
     asked = {row["problem"] for row in rows(tmp_path / "out" / "traces.jsonl")}
     assert len(marked) == len(train) - round(0.5 * len(train)) > 5
     assert not marked & asked
+    assert card["notes"][-1].startswith(f"{len(marked)} real training questions are in no trace")
     assert {row["question"] for row in train} - marked <= asked
     for split in ("dev", "test"):
         same = [rows(folder / split / "questions.jsonl") for folder in (prepared, tmp_path / "out")]

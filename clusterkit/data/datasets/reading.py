@@ -108,9 +108,16 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
     settings |= {"traced_share": shape.traced} if shape.traced < 1 else {}
     notes = [
         "No document and no question is in two splits; questions are made from the documents of their own split.",
-        "form yes_no marks real questions that are answered with yes or no: half of them is right by chance.",
+        "form yes_no marks questions that are answered with yes or no: half of them is right by chance.",
         "evidence of real questions is chosen by a rule: the answer, the other document's title, words in common.",
     ]
+    if shape.traced < 1:
+        notes.append(
+            f"{len(untraced)} real training questions are in no trace and have traced=false: task.real_share, which "
+            "135M_read has, asks those alone."
+            if untraced
+            else "There is no real training question to keep out of the traces: --traced-share changes nothing."
+        )
     return BuildPlan("reading", inputs, settings, outputs, left_out, notes)
 
 
