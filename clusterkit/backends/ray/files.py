@@ -29,9 +29,6 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
 
     That of a supervised start is `supervised/LATEST`. Among the files are held-out trajectories (`rollouts/eval_…`),
     not those of steps.
-
-    Raises:
-        HostError: the host was lost, or cannot look.
     """
     named = " -o ".join(f"-name {name}" for name in RECORDS)
     recover = shlex.quote(str(run.recover))
@@ -58,9 +55,6 @@ async def fetch_logs(head: Head, remote: RunDirectory, local: RunDirectory, fact
     Args:
         facts: its files now.
         seen: the files that were fetched before, as they were then; kept up to date.
-
-    Raises:
-        HostError: the host was lost, or cannot read there.
     """
     newest = f"attempt_{(local.attempt_numbers() or [0])[-1]}/"
     for name, fact in facts.items():
@@ -75,11 +69,7 @@ async def fetch_logs(head: Head, remote: RunDirectory, local: RunDirectory, fact
 
 
 async def run_checked(head: Head, script: str, stdin: bytes = b"", seconds: float = LOOK_SECONDS) -> str:
-    """Run a script that looks at runs; returns what it prints.
-
-    Raises:
-        HostError: the host was lost, or the script failed, with its words.
-    """
+    """Run a script that looks at runs; returns what it prints."""
     result = await head.session.run(script, root=True, stdin=stdin, timeout=seconds)
     if not result.ok:
         reason = " ".join(result.stderr.split()[-20:]) or f"exit code {result.exit_code}"

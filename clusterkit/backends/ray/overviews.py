@@ -25,9 +25,6 @@ async def fetch_overviews(head: Session, fileroot: str, user: str, into: Path) -
     Args:
         fileroot: where the runs lie there.
         into: fileroot of the copies.
-
-    Raises:
-        HostError: the host was lost, or cannot read there.
     """
     await fetch_listed(head, fileroot, _files(user), into)
     (into / "logs").mkdir(parents=True, exist_ok=True)

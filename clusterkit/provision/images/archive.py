@@ -85,7 +85,6 @@ async def write(
 
     Raises:
         ImageError: the archive could not be written.
-        HostError: as `Session.run`.
     """
     host = session.host.name
     compression = "zstd" if zstd else "gzip"
@@ -136,7 +135,6 @@ async def load(session: Session, archive: Archive, *, progress: Progress | None 
 
     Raises:
         ImageError: the host does not see the file as it was written, or cannot load it.
-        HostError: as `Session.run`.
     """
     path = shlex.quote(archive.path)
     unpack = "zstd -q -dc" if archive.compression == "zstd" else "gzip -dc"

@@ -39,7 +39,6 @@ async def build(
 
     Raises:
         ImageError: the build failed.
-        HostError: as `Session.run`.
         UserError: a folder of wheels does not exist.
     """
     if (found := await find_built(session, recipe)) is not None:

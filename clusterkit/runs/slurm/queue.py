@@ -1,4 +1,7 @@
-"""Our jobs in Slurm's queue. A job's name identifies the run, its working directory is the run's folder."""
+"""Our jobs in Slurm's queue. A job's name identifies the run, its working directory is the run's folder.
+
+What asks for jobs raises SlurmError where Slurm does not answer.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +72,6 @@ def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
 
     Args:
         user: whose; None for ours.
-
-    Raises:
-        SlurmError: Slurm does not answer.
     """
     user = user or user_name()
     looked, jobs = _seen.get(user, (-FRESH_SECONDS, []))
@@ -87,11 +87,7 @@ def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
 
 
 def queued_jobs(user: str | None = None) -> list[SlurmJob]:
-    """Return clusterkit's jobs that wait or run, of one user or of all, the oldest first.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
+    """Return clusterkit's jobs that wait or run, of one user or of all, the oldest first."""
     whose = [] if user is None else [f"--user={user}"]
     command = ["squeue", "--noheader", "--sort=i", *whose, "--format=%i|%T|%r|%j|%u|%S|%Z"]
     queue = slurm(command, {**os.environ, "SLURM_TIME_FORMAT": "%s"})
@@ -107,7 +103,7 @@ def queued_jobs(user: str | None = None) -> list[SlurmJob]:
 
 
 def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
-    """Return the job of a run that waits or runs, or None. Raises SlurmError: Slurm does not answer."""
+    """Return the job of a run that waits or runs, or None."""
     return next((job for job in our_jobs(run.user, fresh=fresh) if job.run_dir == str(run.logs)), None)
 
 
@@ -130,11 +126,7 @@ def holder_of(run: RunDirectory) -> str | None:
 
 
 def find_job(number: str) -> SlurmJob | None:
-    """Return a job by its number, also for some minutes after its end; None if Slurm has forgotten it.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
+    """Return a job by its number, also for some minutes after its end; None if Slurm has forgotten it."""
     try:
         shown = slurm(["scontrol", "--oneliner", "show", "job", number])
     except SlurmError as error:
