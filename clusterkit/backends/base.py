@@ -249,7 +249,6 @@ class Backend(Protocol):
 
         Args:
             task: its name; None for the preset's own.
-            settings: KEY=VALUE words.
 
         Raises:
             UserError: a setting that is not allowed, or that this place cannot have.
@@ -310,9 +309,6 @@ class Backend(Protocol):
         """What the place works on and, where it keeps that, has worked on, for all users; the oldest first.
 
         Only the runs in `Place.fileroot`, where that is given.
-
-        Raises:
-            RunError: the place does not answer.
         """
 
     def runs(self, fileroot: str | None = None) -> Runs:

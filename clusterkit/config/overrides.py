@@ -22,9 +22,6 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
     Keys of AReaL, verl and vime are translated (clusterkit/config/aliases.py). Of two words for one key the later one
     counts, but two translated keys must not contradict each other.
-
-    Raises:
-        UserError: it names every bad word.
     """
     values: dict[str, Any] = {}
     beside: dict[str, str] = {}

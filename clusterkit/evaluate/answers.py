@@ -59,9 +59,6 @@ def read_row(results: dict[str, Any], place: Path, dataset: str | None = None) -
 
     Args:
         dataset: name of the row; the first one's when left out.
-
-    Raises:
-        UserError: there is no such row, or its record is gone.
     """
     rows = {row["dataset"]: row for row in results["rows"]}
     name = dataset if dataset is not None else next(iter(rows), "")

@@ -118,11 +118,7 @@ class Check:
 
 
 def own_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration with which a run was last started, with overrides.
-
-    Raises:
-        UserError: the configuration cannot be read, or an override is wrong.
-    """
+    """Return the configuration with which a run was last started, with overrides."""
     try:
         values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
         config = to_config(values if isinstance(values, dict) else {})

@@ -176,9 +176,6 @@ async def change_remote(head: Head, run: RunDirectory, action: str, argument: st
 async def remote_job(head: Head, run: RunDirectory, words: Sequence[str]) -> str:
     """Have the cluster's Ray run a module of the node side to its end; returns the last line that it printed.
 
-    Args:
-        words: module and arguments.
-
     Raises:
         RunError: it failed, with its last line.
     """

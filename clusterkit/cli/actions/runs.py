@@ -46,7 +46,6 @@ def runs(
     """Print the runs of a user that fit.
 
     Args:
-        settings: KEY=VALUE words that they were started with.
         states: with commas; empty for all.
         sort: time, a column or a setting.
     """

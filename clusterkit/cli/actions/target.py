@@ -94,9 +94,6 @@ def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptio
 
     Args:
         kind: what decides when the user does not say; runs of others are on the cluster.
-
-    Raises:
-        UserError, RunError: as `target`.
     """
     if hosts is not None and hosts.hostnames is not None:
         if run.here:

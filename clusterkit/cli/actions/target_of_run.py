@@ -42,9 +42,6 @@ def for_checkpoint(checkpoint: str | None, typed: RunOptions) -> Target:
 
     Args:
         checkpoint: as typed; None for that of the newest run.
-
-    Raises:
-        UserError, RunError: as `target`.
     """
     if checkpoint is None:
         return target(Kind.NEWEST_RUN, typed)

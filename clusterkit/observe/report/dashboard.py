@@ -48,7 +48,6 @@ class Views:
     """Pages of the runs below a folder, with caches of records and plots. Safe for threads.
 
     Args:
-        fileroot: the folder.
         experiment: of the run that is shown first; None: any.
         trial: of that run; None: the newest.
         compare: runs over it.
@@ -81,11 +80,7 @@ class Views:
         return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
 
     def content(self, run: str, compare: Sequence[str] | None, known: str = "") -> Html:
-        """Return the changing part of that page, without the parts whose versions are `known`.
-
-        Raises:
-            UserError: a name is not valid.
-        """
+        """Return the changing part of that page, without the parts whose versions are `known`."""
         try:
             directories = self._up_to_date(run, compare)
             with self._lock:
@@ -156,11 +151,7 @@ def _same(old: list[tuple[Run, int]], new: list[tuple[Run, int]]) -> bool:
 
 
 class Dashboard(ThreadingHTTPServer):
-    """The server. It listens on loopback and answers only requests with `token`.
-
-    Raises:
-        UserError: the port is not available.
-    """
+    """The server. It listens on loopback and answers only requests with `token`."""
 
     daemon_threads = True
 

@@ -60,7 +60,6 @@ class Numbers:
         """Add the value of a step.
 
         Args:
-            name: of the number.
             step: the training step; steps may come in any order.
             value: None and booleans are skipped; what is no finite number (JSON has "nan" and "inf" as text) is
                 listed in `non_finite`.

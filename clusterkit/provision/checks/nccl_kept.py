@@ -55,7 +55,6 @@ async def keep(
 
     Args:
         containers: name of the container, by host.
-        settings: by host.
 
     Returns:
         What runs get from now on, and hosts where it could not be kept.

@@ -38,7 +38,6 @@ async def build(
         The image that the host has then.
 
     Raises:
-        ImageError: the build failed.
         UserError: a folder of wheels does not exist.
     """
     if (found := await find_built(session, recipe)) is not None:

@@ -68,11 +68,7 @@ def forget_queue() -> None:
 
 
 def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
-    """Return a user's jobs of clusterkit that wait or run; without `fresh` perhaps as of a second ago.
-
-    Args:
-        user: whose; None for ours.
-    """
+    """Return a user's jobs of clusterkit that wait or run; without `fresh` perhaps as of a second ago."""
     user = user or user_name()
     looked, jobs = _seen.get(user, (-FRESH_SECONDS, []))
     if fresh or time.monotonic() - looked >= FRESH_SECONDS:
