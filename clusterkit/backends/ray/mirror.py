@@ -62,19 +62,13 @@ T = TypeVar("T")
 
 @dataclass
 class _CopiedRun:
-    """What there is here of a run.
+    """What there is here of a run."""
 
-    Args:
-        copy: of its metrics.
-        records, logs, heldout: files that were fetched, as they were there then.
-        listed: all that tell about it, as they were at the last look.
-    """
-
-    copy: Copy
-    records: Facts = field(default_factory=dict)
-    logs: Facts = field(default_factory=dict)
-    heldout: Facts = field(default_factory=dict)
-    listed: Facts = field(default_factory=dict)
+    copy: Copy  # of its metrics
+    records: Facts = field(default_factory=dict)  # files that were fetched, as they were there then
+    logs: Facts = field(default_factory=dict)  # likewise
+    heldout: Facts = field(default_factory=dict)  # likewise
+    listed: Facts = field(default_factory=dict)  # all that tell about it, as they were at the last look
 
 
 class Copies:
