@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from clusterkit.backends.base import Say
 from clusterkit.backends.ray.files import run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.provision.assets.hub import Hub
@@ -29,7 +30,6 @@ from trainer.assets import cache_root
 from trainer.errors import RunError, UserError
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, find_file, is_prepared
 
-Say = Callable[[str], None]
 OFFICIAL = "ruler_hqa_official"
 HOTPOTQA = ("ruler_hqa", "ruler_qa")
 FILES = (".jsonl", ".jsonl.gz", ".json")
