@@ -1,4 +1,7 @@
-"""What dispatch keeps on the cluster's shared storage: packed code by content, runs; and a look at runs from here."""
+"""What dispatch keeps on the cluster's shared storage: packed code by content, runs; and a look at runs from here.
+
+`fileroot` is where the runs lie there, `into` the fileroot of the copies.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,10 @@ def cache_of(cluster: Cluster) -> str:
 
 
 async def put_code(head: Session, cluster: Cluster, own: Sequence[tuple[str, bytes]] = ()) -> str:
-    """Have the node side on the storage, once for every content.
+    """Have the node side on the storage, once for every content. Returns its folder.
 
     Args:
         own: the user's files beside it, path and content.
-
-    Returns its folder.
     """
     files = sorted([*node_files(), *own])
     folder = f"{cluster.storage}/codes/{content_of(files)[:16]}"
@@ -96,8 +97,6 @@ async def fetch_records(
     checkpoints, and whether a supervised start is done; no checkpoints and no trajectories.
 
     Args:
-        fileroot: where the runs lie there.
-        into: fileroot of the copies.
         metrics: metrics.jsonl as well.
     """
     logs, recover = (shlex.quote(f"{folder}/{user}/{experiment}") for folder in ("logs", "recover"))
@@ -216,9 +215,7 @@ async def fetch_listed(head: Session, fileroot: str, listing: str, into: Path) -
     """Copy files below fileroot; nothing where it does not exist.
 
     Args:
-        fileroot: where the runs lie there.
         listing: shell that prints their paths, relative to fileroot, with `look FOLDER FIND-OPTIONS…`.
-        into: fileroot of the copies.
     """
     # What grows while it is read, as a living run's files do, is fine: tar ends with 1.
     packing = pipe(

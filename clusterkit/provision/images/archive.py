@@ -80,9 +80,6 @@ async def write(
     Args:
         zstd: compress with zstd, which every host has that will load it.
 
-    Returns:
-        The archive as it is on record.
-
     Raises:
         ImageError: the archive could not be written.
     """

@@ -90,9 +90,6 @@ async def wait_until_ready(
     Args:
         expected: GPUs by host (None: as many as its Ray was started with); default: all hosts.
 
-    Returns:
-        The state of the ready cluster.
-
     Raises:
         NotReadyError: not within READY_SECONDS, or a container ended.
     """
