@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,6 +76,13 @@ async def run_checked(head: Head, script: str, stdin: bytes = b"", seconds: floa
         reason = " ".join(result.stderr.split()[-20:]) or f"exit code {result.exit_code}"
         raise HostError(head.session.host.name, ErrorKind.WRITE, f"the runs cannot be looked at: {reason}")
     return result.stdout
+
+
+async def any_exists(head: Head, paths: Iterable[str]) -> bool:
+    """Whether one of the paths exists on the cluster."""
+    listed = " ".join(shlex.quote(path) for path in paths)
+    script = f'for path in {listed}; do [ ! -e "$path" ] || {{ echo yes; break; }}; done'
+    return bool((await run_checked(head, script)).strip())
 
 
 def localise_paths(value: T, folder: Path, fileroot: str, cluster: str) -> T:

@@ -32,13 +32,7 @@ def list_all(as_json: bool) -> None:
         output.result_json(
             {
                 "presets": [
-                    {
-                        "name": size.name,
-                        "description": size.description,
-                        "needs": size.needs,
-                        "task": size.task,
-                        "tasks": list(size.tasks),
-                    }
+                    {key: getattr(size, key) for key in ("name", "description", "needs", "task", "tasks")}
                     for size in sizes
                 ],
                 "tasks": [{"name": task.name, "description": task.description} for task in tasks],
