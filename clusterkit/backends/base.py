@@ -133,7 +133,7 @@ class SubmittedRun:
     @property
     def sentence(self) -> str:
         """For people."""
-        name = f"{self.run.experiment}/{self.run.trial}"
+        name = self.run.name
         if self.state == "complete":
             return f"{name} is complete: nothing is left to train"
         if self.state == "attached":

@@ -105,7 +105,7 @@ def checkpoint_here(typed: str | None, fileroot: Path) -> str:
     if Path(checkpoint).exists() or checkpoint.lower() in MODEL_ASSETS:
         return checkpoint
     known = runs(fileroot)
-    names = [f"{run.experiment}/{run.trial}" for run in known]
+    names = [run.name for run in known]
     if checkpoint in names:
         raise RunError(
             f"{checkpoint} under {fileroot} has no checkpoint yet (clusterkit status shows how it is doing); name "

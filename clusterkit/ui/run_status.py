@@ -20,7 +20,7 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
         again: the command that goes on with it; empty where it is not known.
     """
     history, run = status.history, status.run
-    rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
+    rows = [("run", run.name), ("state", _state(status)), ("step", _step(status))]
     if not history.steps and history.warmup:
         rows.append((warmup_label(history.warmup), warmup_text(history.warmup)))
     elif status.alive and history.is_before_first_step:

@@ -60,7 +60,7 @@ def _trials(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
 
 
 def _runs(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    return [(f"{run.experiment}/{run.trial}", "run of this machine") for run in _found_runs(typed)]
+    return [(run.name, "run of this machine") for run in _found_runs(typed)]
 
 
 def _settings(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001

@@ -52,7 +52,7 @@ def _apply(diagnosis: Diagnosis, backend: Backend, runs: Runs) -> tuple[dict[str
     assert run is not None  # a log by itself is refused before
     if diagnosis.state in ("running", "stalled"):
         raise RunError(
-            f"{run.experiment}/{run.trial} is {diagnosis.state}: a trainer takes settings at its start only. "
+            f"{run.name} is {diagnosis.state}: a trainer takes settings at its start only. "
             f"Stop it first (clusterkit stop {backend.words(run)}{'' if backend.where else ', or Ctrl-C'}), "
             "then repeat this command"
         )

@@ -64,6 +64,6 @@ def _refuse_unfinished(resolved: Resolved, cluster: str) -> None:
         return
     if trial.state is TrialState.RESUME:
         raise UserError(
-            f"{trial.run.experiment}/{trial.run.trial} is unfinished on this machine ({trial.run.logs}).\n"
+            f"{trial.run.name} is unfinished on this machine ({trial.run.logs}).\n"
             f"To go on with it, add --here; to train on the cluster, add --cluster {cluster}"
         )

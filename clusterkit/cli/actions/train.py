@@ -131,7 +131,7 @@ def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json:
             output.result_json(submitted.as_dict())
         output.note(how_to_go_on)
         return
-    with showing(f"{run.experiment}/{run.trial}", shown) as progress:
+    with showing(run.name, shown) as progress:
         try:
             outcome = backend.follow(submitted, progress, again_command(sys.argv[1:]))
         except KeyboardInterrupt:

@@ -116,7 +116,7 @@ class Views:
         return reader
 
     def _navigation(self, run: str, compare: Sequence[str] | None) -> Html:
-        names = [f"{one.experiment}/{one.trial}" for one in reversed(runs(self.fileroot))][:MOST_LISTED]
+        names = [one.name for one in reversed(runs(self.fileroot))][:MOST_LISTED]
         experiment, trial, _ = self._preset
         preset = "/".join(name for name in (experiment, trial) if name)
         choices = [("", f"newest of {preset}" if preset else "the newest"), *((one, one) for one in names)]

@@ -68,7 +68,7 @@ def heldout_tasks(run: RunDirectory) -> list[HeldoutTask]:
     if tasks:
         return tasks
     raise UserError(
-        f"{run.experiment}/{run.trial} has no record of held-out tasks: runs write one before the first step and one "
+        f"{run.name} has no record of held-out tasks: runs write one before the first step and one "
         "after the last, unless eval.save_trajectories is 0 or nothing is held out, and those of earlier versions have "
         "none; clusterkit trace without --heldout shows training tasks"
     )
