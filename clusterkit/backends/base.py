@@ -345,7 +345,6 @@ def outcome_of_job(
     Args:
         done: whether Ray or Slurm takes the job for a success.
         ended: how the job ended, for a run that says nothing itself.
-        summary: reads its closing table.
         again: the command that goes on with it.
     """
     finish, step, on = history.finish or {}, history.global_step, f"To go on: {again}"

@@ -139,7 +139,6 @@ def explain(
 
     Args:
         problem: one of ValidationError.errors().
-        model: the configuration that was validated.
         what: noun for it, where a setting belongs to another name than the chosen one.
         advice: what to do then.
     """

@@ -171,9 +171,6 @@ async def follow_watch(
 ) -> None:
     """Show what is scored until the job ends.
 
-    Args:
-        show: gets the folder of every checkpoint's results.
-
     Raises:
         UserError: with the subclass that fits how it ended.
     """

@@ -76,7 +76,6 @@ def follow(
     Args:
         run: the run, which the caller holds.
         attempt: number of the first attempt, whose folder is there.
-        again: the command that goes on.
     """
     tail = MetricsTail(run.metrics)
     history = History(tail.read())  # of earlier attempts

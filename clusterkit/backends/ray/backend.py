@@ -88,7 +88,6 @@ class RayBackend:
         """Do something on the head node.
 
         Args:
-            work: gets the connected head node.
             patient: try again where the connection is lost.
 
         Raises:

@@ -238,10 +238,9 @@ list() {{
 
 
 async def read_output(head: Session, script: str, what: str) -> bytes:
-    """All that a script prints.
+    """All that a script prints, which is run there as root.
 
     Args:
-        script: what is run there as root.
         what: what it reads, for the message.
     """
     parts, size = [], 0

@@ -19,7 +19,6 @@ def values(path: list[str], name: str, typed: dict[str, str], last: str) -> Cand
 
     Args:
         path: the command's words.
-        name: of the parameter.
         typed: values that options before it were given.
         last: what is typed of it.
     """

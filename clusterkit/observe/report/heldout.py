@@ -91,7 +91,6 @@ def parts_of(text: str, marks: Sequence[tuple[int, int, int]], limit: int) -> li
 
     Args:
         marks: start and end of each gold sentence, and its number.
-        limit: in characters.
     """
     kept = [(0, len(text))]
     if len(text) > limit:

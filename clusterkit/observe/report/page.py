@@ -53,7 +53,6 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
 
     Args:
         now: Unix seconds.
-        drawn: their plots, if they were drawn already.
         known: versions of the parts that the reader has, apart by blanks: these are then left out.
     """
     drawn = drawn or plots(runs)

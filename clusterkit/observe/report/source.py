@@ -44,7 +44,7 @@ class Run:
     @property
     def name(self) -> str:
         """EXPERIMENT/TRIAL."""
-        return f"{self.directory.experiment}/{self.directory.trial}"
+        return self.directory.name
 
     def status(self, now: float) -> Status:
         """Return the status of the run at `now` (Unix seconds), by the records that were read."""

@@ -132,7 +132,6 @@ async def send(
     Args:
         system: release of the host, such as debian-12.
         folder: on the host; the value of `DesiredState.bundle`.
-        on_bytes: gets the bytes sent so far.
 
     Raises:
         UserError: the bundle was not built for the release.
