@@ -208,7 +208,7 @@ class Copies:
     def _holder(self, jobs: list[RayJob] | None, original: RunDirectory, run: RunDirectory) -> str:
         """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
         if jobs is None:
-            return UNASKED if _still_open(run) else ""
+            return "" if run.has_ended else UNASKED
         job = job_of(original, jobs)
         return f"job {job.submission_id}" if job is not None and job.alive else ""
 
@@ -276,12 +276,6 @@ def job_of(run: RunDirectory, jobs: list[RayJob]) -> RayJob | None:
     """The run's newest job."""
     mine = [job for job in jobs if job.metadata.get("kind") == TRAINS and job.metadata.get("run_dir") == str(run.logs)]
     return mine[-1] if mine else None
-
-
-def _still_open(run: RunDirectory) -> bool:
-    """Whether the last attempt has left no mark of its end."""
-    numbers = run.attempt_numbers()
-    return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()
 
 
 class Mirror(Runs):

@@ -117,8 +117,8 @@ def holder_of(run: RunDirectory) -> str | None:
         if job is not None:
             return f"Slurm job {job.number}"
     except SlurmError:
-        return None if _has_ended(run) else "a Slurm job (the controller does not answer)"
-    return "a Slurm job (there is no squeue here to ask about it)" if not has_slurm() and not _has_ended(run) else None
+        return None if run.has_ended else "a Slurm job (the controller does not answer)"
+    return "a Slurm job (there is no squeue here to ask about it)" if not has_slurm() and not run.has_ended else None
 
 
 def find_job(number: str) -> SlurmJob | None:
@@ -140,9 +140,3 @@ def find_job(number: str) -> SlurmJob | None:
         fields.get("WorkDir", ""),
         int(code) or (128 + int(number_of_signal) if int(number_of_signal or 0) else 0),
     )
-
-
-def _has_ended(run: RunDirectory) -> bool:
-    """Whether the last attempt has ended, or there was none."""
-    numbers = run.attempt_numbers()
-    return not numbers or (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()
