@@ -133,7 +133,7 @@ class SubmittedRun:
     @property
     def sentence(self) -> str:
         """For people."""
-        name = f"{self.run.experiment}/{self.run.trial}"
+        name = self.run.name
         if self.state == "complete":
             return f"{name} is complete: nothing is left to train"
         if self.state == "attached":
@@ -249,7 +249,6 @@ class Backend(Protocol):
 
         Args:
             task: its name; None for the preset's own.
-            settings: KEY=VALUE words.
 
         Raises:
             UserError: a setting that is not allowed, or that this place cannot have.
@@ -310,9 +309,6 @@ class Backend(Protocol):
         """What the place works on and, where it keeps that, has worked on, for all users; the oldest first.
 
         Only the runs in `Place.fileroot`, where that is given.
-
-        Raises:
-            RunError: the place does not answer.
         """
 
     def runs(self, fileroot: str | None = None) -> Runs:
@@ -349,7 +345,6 @@ def outcome_of_job(
     Args:
         done: whether Ray or Slurm takes the job for a success.
         ended: how the job ended, for a run that says nothing itself.
-        summary: reads its closing table.
         again: the command that goes on with it.
     """
     finish, step, on = history.finish or {}, history.global_step, f"To go on: {again}"

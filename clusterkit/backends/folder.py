@@ -55,7 +55,7 @@ class FolderBackend:
             raise RunError(
                 f"no run{named} under {folder} is alive (--fileroot FOLDER for another folder, --cluster NAME)"
             )
-        require_one([f"{run.experiment}/{run.trial}" for run in alive])
+        require_one([run.name for run in alive])
         with open_backend(Place(mode_of(alive[0]), fileroot=self.place.fileroot), self.say) as owner:
             assert isinstance(owner, FolderBackend)
             return owner.end(alive[0], deadline=deadline, force=force)

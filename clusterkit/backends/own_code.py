@@ -25,11 +25,7 @@ _LEFT_OUT = frozenset({"__pycache__", ".git", ".venv", "venv", "node_modules"})
 
 
 def require_own(config: RunConfig) -> None:
-    """Refuse a class that cannot be imported or lacks a method; what wants the nodes' packages is left to the nodes.
-
-    Raises:
-        UserError: it says what is wrong with which class.
-    """
+    """Refuse a class that cannot be imported or lacks a method; what wants the nodes' packages is left to the nodes."""
     if not config.custom:
         return
     named = [f"{setting}={name}" for setting, name in config.custom.items()]

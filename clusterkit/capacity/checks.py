@@ -14,8 +14,7 @@ from clusterkit.capacity.memory import (
     training_usage,
     waiting_usage,
 )
-from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, template_tokens
-from clusterkit.capacity.rows import longest_sequence
+from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, longest_sequence, template_tokens
 from clusterkit.capacity.shapes import ModelShape, shape_named
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level

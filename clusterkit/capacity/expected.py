@@ -71,16 +71,13 @@ class Range:
 
 @dataclass(frozen=True)
 class ExpectedStep:
-    """A step on GPUs of one kind. parts: sampling, training, publishing; parts that go on beside one another count as
-    the longer one. taken_over: what the rates are taken over from, in words; nothing where they were measured. lengths:
-    what is assumed of responses, in words.
-    """
+    """A step on GPUs of one kind."""
 
     gpu: str
-    parts: dict[str, Range]
-    whole: Range
-    taken_over: tuple[str, ...]
-    lengths: str
+    parts: dict[str, Range]  # sampling, training, publishing
+    whole: Range  # parts that go on beside one another count as the longer one
+    taken_over: tuple[str, ...]  # what the rates are taken over from, in words; nothing where they were measured
+    lengths: str  # what is assumed of responses, in words
 
     @property
     def sure(self) -> str:

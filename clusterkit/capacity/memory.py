@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterkit.capacity.rows import largest_micro_batch
+from clusterkit.capacity.plan import largest_micro_batch
 from clusterkit.capacity.shapes import ModelShape
 from trainer.allocation import Layout
 from trainer.config import RunConfig

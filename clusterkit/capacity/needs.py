@@ -12,11 +12,7 @@ _CHECKPOINTS = 20
 
 
 def needs_of_preset(name: str) -> Needs:
-    """Return what a preset needs with its default task, such as four hosts of eight GPUs for 7B_n4.
-
-    Raises:
-        UserError: no preset has that name.
-    """
+    """Return what a preset needs with its default task, such as four hosts of eight GPUs for 7B_n4."""
     resolved = resolve(name)
     config = resolved.config
     return Needs(

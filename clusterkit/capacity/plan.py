@@ -14,8 +14,10 @@ from trainer.config import RunConfig
 from trainer.config_agents import (
     AgentConfig,
     ChunksAgentConfig,
+    MemalphaAgentConfig,
     OverwritingAgentConfig,
     QuestionAgentConfig,
+    SingleTurnConfig,
     StoresAgentConfig,
 )
 from trainer.config_tasks import DocumentsConfig, FactsConfig, MemalphaConfig, RecallConfig, SectionsConfig
@@ -42,6 +44,24 @@ def template_tokens(agent: AgentConfig) -> int:
         return TEMPLATE_TOKENS[agent.template]
     longest = max(len(agent.wording[name]) for name in ("update", "final"))
     return CHAT_TOKENS + -(-longest // TOKEN_CHARACTERS)
+
+
+def longest_sequence(config: RunConfig) -> int:
+    """Return the tokens of the longest prompt with its response."""
+    agent = config.agent
+    if isinstance(agent, SingleTurnConfig):
+        return agent.max_question_tokens + agent.max_final_tokens
+    if isinstance(agent, MemalphaAgentConfig):
+        return agent.context_tokens
+    update = agent.question_limit("update") + agent.chunk_tokens + agent.max_memory_tokens
+    final = agent.question_limit("final") + agent.max_final_tokens
+    return template_tokens(agent) + agent.max_memory_tokens + max(update, final)
+
+
+def largest_micro_batch(config: RunConfig) -> int:
+    """Return the tokens of the largest micro-batch: train.max_tokens_per_mb, or one row that is longer."""
+    packed = config.train.max_tokens_per_mb
+    return packed if config.trainer.type == "sft" else max(packed, longest_sequence(config))
 
 
 @dataclass(frozen=True)
@@ -132,7 +152,7 @@ class RunPlan:
     @property
     def summary(self) -> str:
         """Which run it is and where it begins, in one sentence."""
-        return f"{self.trial.run.experiment}/{self.trial.run.trial} {self._beginning()}"
+        return f"{self.trial.run.name} {self._beginning()}"
 
     @property
     def warnings(self) -> list[str]:
@@ -152,7 +172,7 @@ class RunPlan:
         """Return the shape of --json."""
         run = self.trial.run
         return {
-            "run": f"{run.experiment}/{run.trial}",
+            "run": run.name,
             "course": self.trial.state.value,
             "resume_step": self.trial.resume_step,
             "busy": holder_of(run),

@@ -155,11 +155,7 @@ def dialects_of(allocation: Allocation) -> dict[str, str]:
 
 
 def gibibytes(text: str) -> float:
-    """Parse the memory of a GPU as it is sold (`80`, `80G`, `141GiB`), or with a fraction as nvidia-smi reports it.
-
-    Raises:
-        UserError: the text is no such number.
-    """
+    """Parse the memory of a GPU as it is sold (`80`, `80G`, `141GiB`), or with a fraction as nvidia-smi reports it."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gi?b?)?", text.strip(), re.IGNORECASE)
     if found is None or not float(found[1]):
         raise UserError(f"--gpu-memory {text}: give the memory of one GPU in GiB, such as 80 or 141GiB")

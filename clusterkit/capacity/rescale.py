@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterkit.capacity.checks import SMALL_CHUNK, check_batch, check_gpus, check_memory
 from clusterkit.capacity.memory import ROOM
-from clusterkit.capacity.rows import longest_sequence
+from clusterkit.capacity.plan import longest_sequence
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.common.finding import Level
 from clusterkit.config.fields import setting_text

@@ -101,7 +101,6 @@ def present_spelling(words: list[str], params: list[Any], commands: Any = ()) ->
 
     Args:
         words: of the command line, after the command's name.
-        params: the command's options and arguments.
         commands: names of its sub-commands; what follows one is left to it.
     """
     options = {name: param for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("-")}

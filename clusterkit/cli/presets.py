@@ -5,11 +5,10 @@ from __future__ import annotations
 import typer
 
 from clusterkit.cli import actions
-from clusterkit.cli.options import new_app
+from clusterkit.cli.options import JSON_OPTION, new_app
 
 app = new_app("List, show, explain, compare and plan presets.")
 
-_JSON = typer.Option(False, "--json", help="Print JSON.")
 _NAME = typer.Argument(..., help="Preset, such as tiny.", metavar="NAME")
 _TASK = typer.Option(None, "--task", metavar="NAME", help="Task; the preset's default when left out.")
 _ALLOCATION_MODE = typer.Argument(
@@ -28,7 +27,7 @@ clusterkit presets explain tiny train.learning_rate
 clusterkit presets plan 7B_n4 --nodes 2
 """,
 )
-def _presets(ctx: typer.Context, as_json: bool = _JSON) -> None:
+def _presets(ctx: typer.Context, as_json: bool = JSON_OPTION) -> None:
     if ctx.invoked_subcommand is None:
         actions.presets.list_all(as_json)
 
@@ -40,7 +39,7 @@ clusterkit presets list
 clusterkit presets list --json
 """,
 )
-def list_presets(as_json: bool = _JSON) -> None:
+def list_presets(as_json: bool = JSON_OPTION) -> None:
     """List the presets, what each is for and what it needs."""
     actions.presets.list_all(as_json)
 
@@ -52,7 +51,7 @@ clusterkit presets show tiny
 clusterkit presets show 7B_n4 --task memagent > run.yaml
 """,
 )
-def show(name: str = _NAME, task: str | None = _TASK, as_json: bool = _JSON) -> None:
+def show(name: str = _NAME, task: str | None = _TASK, as_json: bool = JSON_OPTION) -> None:
     """Print every setting that applies to a preset, as YAML."""
     actions.presets.show(name, task, as_json)
 
@@ -71,7 +70,7 @@ def explain(
     ),
     task: str | None = _TASK,
     everything: bool = typer.Option(False, "--all", help="Also the fields that the preset leaves at their default."),
-    as_json: bool = _JSON,
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Say what each setting of a preset means, where it comes from and why it has its value."""
     actions.presets.explain(name, key, task, everything=everything, as_json=as_json)
@@ -90,7 +89,7 @@ def diff(
     task: str | None = typer.Option(
         None, "--task", metavar="NAME", help="Task of both; each preset's default when left out."
     ),
-    as_json: bool = _JSON,
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Show what two presets set differently."""
     actions.presets.diff(first, second, task, as_json)
@@ -119,7 +118,7 @@ def plan(
         metavar="KIND",
         help="H200, H100 or A100: plan for its memory, and tell its time of a step alone.",
     ),
-    as_json: bool = _JSON,
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Check a preset's arithmetic before any GPU is touched: GPUs, tokens, batch, memory, disk, hours.
 
@@ -137,7 +136,7 @@ clusterkit presets convert sglang:d4+fsdp:d4 --json
 )
 def convert(
     allocation_mode: list[str] = _ALLOCATION_MODE,
-    as_json: bool = _JSON,
+    as_json: bool = JSON_OPTION,
 ) -> None:
     """Write an allocation_mode in the other forms; a mistake in it is shown with a caret."""
     actions.presets.convert(allocation_mode, as_json)

@@ -29,11 +29,7 @@ class RunOptions:
     user: str | None = None
 
     def __post_init__(self) -> None:
-        """Take the run's name apart.
-
-        Raises:
-            UserError: the options name another run than the word does.
-        """
+        """Take the run's name apart."""
         if not self.name:
             return
         experiment, _, trial = self.name.rpartition("/")
@@ -50,11 +46,7 @@ class RunOptions:
         return self, list(words)
 
     def require_no_run(self, *more: str) -> None:
-        """Refuse what names a run or its place beside --log. more: further options that were typed and say nothing.
-
-        Raises:
-            UserError: with the names of the options.
-        """
+        """Refuse what names a run or its place beside --log. more: further options that were typed and say nothing."""
         named = ("experiment", "trial", "fileroot", "cluster", "user")
         options = [f"--{name}" for name in named if getattr(self, name) is not None]
         if typed := [*([self.name] if self.name else options), *more]:

@@ -22,9 +22,6 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
     Keys of AReaL, verl and vime are translated (clusterkit/config/aliases.py). Of two words for one key the later one
     counts, but two translated keys must not contradict each other.
-
-    Raises:
-        UserError: it names every bad word.
     """
     values: dict[str, Any] = {}
     beside: dict[str, str] = {}
@@ -142,7 +139,6 @@ def explain(
 
     Args:
         problem: one of ValidationError.errors().
-        model: the configuration that was validated.
         what: noun for it, where a setting belongs to another name than the chosen one.
         advice: what to do then.
     """

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterkit.common.records import json_object
 from clusterkit.common.suggest import did_you_mean
 from evaluation.record import text_sha
 from trainer.errors import UserError
@@ -59,9 +60,6 @@ def read_row(results: dict[str, Any], place: Path, dataset: str | None = None) -
 
     Args:
         dataset: name of the row; the first one's when left out.
-
-    Raises:
-        UserError: there is no such row, or its record is gone.
     """
     rows = {row["dataset"]: row for row in results["rows"]}
     name = dataset if dataset is not None else next(iter(rows), "")
@@ -146,11 +144,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "id" in value:
+        if (value := json_object(line)) is not None and "id" in value:
             yield value
 
 

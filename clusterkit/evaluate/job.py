@@ -128,13 +128,11 @@ async def follow_output(
     say: Say,
     more: Callable[[Head], Awaitable[None]] | None = None,
 ) -> RayJob:
-    """Hand on what a job prints until it ends.
+    """Hand on what a job prints until it ends, and return the ended job.
 
     Args:
         say: gets why nothing is printed.
         more: called after every look.
-
-    Returns the ended job.
     """
     read, began, told = 0, time.monotonic(), False
 
@@ -172,9 +170,6 @@ async def follow_watch(
     selection: Selection, submitted: SubmittedEval, local: Path, say: Say, show: Callable[[Path], None]
 ) -> None:
     """Show what is scored until the job ends.
-
-    Args:
-        show: gets the folder of every checkpoint's results.
 
     Raises:
         UserError: with the subclass that fits how it ended.
@@ -215,12 +210,10 @@ def _ending(job: RayJob, submitted: SubmittedEval) -> str:
 
 
 async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:
-    """Copy one evaluation with the records of its rows; what an earlier copy left of them is replaced.
+    """Copy one evaluation with the records of its rows, in place of an earlier copy; return its folder here.
 
     Args:
         output: folder of evaluations there.
-
-    Returns the folder of the results here.
 
     Raises:
         UserError: another command writes into `local`, or it cannot be written. HostError: it cannot be read there.

@@ -133,7 +133,6 @@ def watch_folder(
 
     Args:
         request: makes the evaluation of a checkpoint.
-        show: gets the folder of every checkpoint's results.
 
     Raises:
         UserError: there is no such folder, or a checkpoint cannot be asked for. RunError: with `once`, some failed.

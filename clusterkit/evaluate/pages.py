@@ -20,11 +20,7 @@ MOST_QUESTIONS, MOST_ANSWERS, MOST_CHARACTERS = 300, 3, 4000
 
 
 def write_pages(folder: Path) -> Path:
-    """Write the page of one evaluation, and that of the output folder around it; the first one's path.
-
-    Raises:
-        UserError: a page cannot be written.
-    """
+    """Write the page of one evaluation, and that of the output folder around it; the first one's path."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     page = write_page(evaluation_page(results, folder), folder / PAGE)
     write_page(overview_page(folder.parent), folder.parent / PAGE)

@@ -15,14 +15,13 @@ from typing import Any, ClassVar
 
 import yaml
 
+from clusterkit.backends.base import Say
 from clusterkit.backends.local.interpreter import missing_packages, python_here
 from clusterkit.backends.local.launch import run_trainer
 from clusterkit.ui import output
 from evaluation.config import EvalConfig
 from trainer.disk import file_failures
 from trainer.errors import InterruptedRunError, RunError, UserError
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import yaml
 
 from clusterkit.backends.base import Say, folder_of_runs
-from clusterkit.backends.ray.files import run_checked
+from clusterkit.backends.ray.files import any_exists, run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.stage_inputs import FILES, HOTPOTQA, InputStager
 from clusterkit.backends.ray.storage import cache_of, list_runs, read_from
@@ -121,7 +121,7 @@ async def _watched(head: Head, typed: str) -> RunDirectory:
         run = next((found for path in below if (found := run_by_place(path)) is not None), None)
     if run is None:
         raise UserError(f"--watch-dir {typed}: with --cluster name a run there, as EXPERIMENT/TRIAL")
-    if not await _exists(head, str(run.config)):
+    if not await any_exists(head, [str(run.config)]):
         raise UserError(
             f"--watch-dir {typed}: cluster {head.cluster.name} has no such run (no {run.config}): clusterkit status "
             f"--cluster {head.cluster.name} shows the newest"
@@ -156,7 +156,7 @@ async def _own_data(name: str, settings: RunConfig | None, stager: InputStager) 
         return False
     if task.name != ("hotpotqa" if base in HOTPOTQA else base):
         return False
-    if task.path.startswith(f"{stager.head.cluster.storage}/") and await stager.any_exists([task.path]):
+    if task.path.startswith(f"{stager.head.cluster.storage}/") and await any_exists(stager.head, [task.path]):
         return True
     place = Path(task.path).expanduser()
     if name == "math" and isinstance(task, MathConfig) and place.exists():
@@ -182,8 +182,8 @@ async def _model(head: Head, arguments: EvalArguments, stager: InputStager) -> t
     elif typed.startswith(f"{storage}/"):
         folder = await _checkpoint_in(head, typed.rstrip("/"))
         return folder, await _settings(head, run_by_place(Path(folder)))
-    elif "/" not in typed and await stager.any_exists(
-        f"{storage}/models/{typed}/{n}" for n in ("config.json", ADAPTER)
+    elif "/" not in typed and await any_exists(
+        head, (f"{storage}/models/{typed}/{n}" for n in ("config.json", ADAPTER))
     ):
         return f"{storage}/models/{typed}", None
     local = choose_checkpoint(typed, folder_of_runs(arguments.fileroot))
@@ -229,7 +229,7 @@ async def _newest_checkpoint(head: Head, run: str | None) -> str:
 
 async def _checkpoint_in(head: Head, folder: str) -> str:
     """The folder, or the newest checkpoint below it where it is none itself. Raises UserError where there is none."""
-    if await _exists(head, f"{folder}/config.json") or await _exists(head, f"{folder}/{ADAPTER}"):
+    if await any_exists(head, [f"{folder}/config.json", f"{folder}/{ADAPTER}"]):
         return folder
     if not (found := await _checkpoints(head, folder)):
         raise UserError(f"--model-path {folder}: no checkpoint there on cluster {head.cluster.name} (no config.json)")
@@ -269,8 +269,3 @@ async def _judge_urls(head: Head, run: RunDirectory) -> str:
     return ",".join(
         urls_of(await remote_servers(head, judges_folder(run.fileroot, run.user, run.experiment, run.trial)))
     )
-
-
-async def _exists(head: Head, path: str) -> bool:
-    script = f"[ ! -e {shlex.quote(path)} ] || echo yes"
-    return bool((await run_checked(head, script)).strip())

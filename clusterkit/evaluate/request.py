@@ -105,7 +105,7 @@ def checkpoint_here(typed: str | None, fileroot: Path) -> str:
     if Path(checkpoint).exists() or checkpoint.lower() in MODEL_ASSETS:
         return checkpoint
     known = runs(fileroot)
-    names = [f"{run.experiment}/{run.trial}" for run in known]
+    names = [run.name for run in known]
     if checkpoint in names:
         raise RunError(
             f"{checkpoint} under {fileroot} has no checkpoint yet (clusterkit status shows how it is doing); name "
@@ -143,11 +143,7 @@ def run_settings(checkpoint: str, preset: str | None) -> RunConfig | None:
 
 
 def default_names(config: RunConfig | None) -> list[str]:
-    """The suite of the task that a run trains on, or where it holds no problem out, one of others.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The suite of the task that a run trains on, or where it holds no problem out, one of others."""
     task = config.task if config is not None else None
     if isinstance(task, MathConfig) and not task.eval_fraction:
         return ["math_500"]

@@ -90,11 +90,7 @@ def load_file(path: Path, name: str = "") -> Cluster:
 
 
 def save(cluster: Cluster) -> Path:
-    """Save a cluster under its name, in place of one that had the name. Return the path of its file.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Save a cluster under its name, in place of one that had the name. Return the path of its file."""
     path = path_of(cluster.name)
     data = {"name": cluster.name, **cluster.model_dump(mode="json", exclude_defaults=True, exclude={"name"})}
     data["hosts"] = [_short(host) for host in cluster.hosts]
@@ -106,11 +102,7 @@ def save(cluster: Cluster) -> Path:
 
 
 def remove(name: str) -> list[Path]:
-    """Remove the file of a cluster, and what this machine keeps beside it. Return what was removed.
-
-    Raises:
-        RunError: something cannot be removed.
-    """
+    """Remove the file of a cluster, and what this machine keeps beside it. Return what was removed."""
     path = path_of(name)
     found = [one for one in (path, path.parent / name) if one.exists()]
     try:

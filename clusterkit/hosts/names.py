@@ -43,11 +43,7 @@ def parse_hosts(words: Sequence[str]) -> tuple[Host, ...]:
 
 
 def expand_names(word: str) -> list[str]:
-    """Return the words that a list with ranges stands for: `a,n[1-2]` is a, n1, n2. Any words will do.
-
-    Raises:
-        UserError: a malformed range.
-    """
+    """Return the words that a list with ranges stands for: `a,n[1-2]` is a, n1, n2. Any words will do."""
     return [name for part in _split(word) for name in _expand(part)]
 
 

@@ -56,7 +56,6 @@ async def ask(session: Session, *words: str, timeout: float) -> Any:
     Raises:
         NotFoundError: the image or container does not exist.
         NoAnswerError: Docker does not answer.
-        HostError: the connection is lost.
     """
     result = await session.run(command(*words), root=True, timeout=timeout)
     if result.ok:

@@ -92,11 +92,7 @@ def path_of(cluster: str) -> Path:
 
 
 def with_saved(cluster: str, given: Site) -> Site:
-    """Return `given` with the saved value of every option that is at its default; `none` stands for the default.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return `given` with the saved value of every option that is at its default; `none` stands for the default."""
     saved, plain = _read(cluster), Site()
     chosen: dict[str, Any] = {}
     for field in fields(Site):

@@ -31,7 +31,7 @@ def choose_runs(
         other_experiment, _, other_trial = one.rpartition("/")
         run = find_run(fileroot, other_experiment or chosen[0].experiment, other_trial)
         if run in chosen:
-            raise UserError(f"{run.experiment}/{run.trial} cannot be compared with itself: name others with --compare")
+            raise UserError(f"{run.name} cannot be compared with itself: name others with --compare")
         chosen.append(run)
     return chosen
 

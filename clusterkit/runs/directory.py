@@ -134,6 +134,12 @@ class RunDirectory:
         """Return the file that says how that attempt ended, written by the process that started it."""
         return self.logs / f"attempt_{attempt}" / "exit.json"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last attempt has left the mark of its end, or there was none."""
+        numbers = self.attempt_numbers()
+        return not numbers or self.exit_mark(numbers[-1]).exists()
+
     def ended_by(self, attempt: int) -> str:
         """Return the signal that ended an attempt, such as `SIGKILL`; empty if none did or it is unknown."""
         try:

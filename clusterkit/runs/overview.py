@@ -46,7 +46,7 @@ class RunOverview:
     @property
     def name(self) -> str:
         """`EXPERIMENT/TRIAL`."""
-        return f"{self.run.experiment}/{self.run.trial}"
+        return self.run.name
 
     @property
     def alive(self) -> bool:

@@ -67,11 +67,10 @@ class Check:
             return self._advice_without_checkpoint()
         if self.config.recover_mode == "disabled":
             return "to go on from it: leave recover_mode=disabled out"
-        name = f"{self.run.experiment}/{self.run.trial}"
         if self.differences:
             return (
                 "to go on with this run: put the settings back. With the new ones: a new trial from this checkpoint, "
-                f"--recover-from {name} trial_name=NEW, or one from the beginning, trial_name=NEW"
+                f"--recover-from {self.run.name} trial_name=NEW, or one from the beginning, trial_name=NEW"
             )
         total = self.config.train.total_steps
         if total and self.newest["global_step"] >= total:
@@ -109,7 +108,7 @@ class Check:
 
     def lines(self) -> list[str]:
         """Return the check as text."""
-        rows = [("run", f"{self.run.experiment}/{self.run.trial}"), ("verdict", self.verdict)]
+        rows = [("run", self.run.name), ("verdict", self.verdict)]
         rows += [(slot["name"], _slot(slot)) for slot in self.found["slots"]]
         rows += [("problem", problem) for problem in self.found["problems"]]
         rows += [("differs", f"{key}: {_plain(was)} → {_plain(now)}") for key, was, now in self.differences]
@@ -118,11 +117,7 @@ class Check:
 
 
 def own_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration with which a run was last started, with overrides.
-
-    Raises:
-        UserError: the configuration cannot be read, or an override is wrong.
-    """
+    """Return the configuration with which a run was last started, with overrides."""
     try:
         values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
         config = to_config(values if isinstance(values, dict) else {})

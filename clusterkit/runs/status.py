@@ -97,7 +97,7 @@ def find_run(
         return found[-1]
     others = runs(fileroot, user=user)
     if others:
-        names = ", ".join(f"{run.experiment}/{run.trial}" for run in others[-5:])
+        names = ", ".join(run.name for run in others[-5:])
         pattern = f"{experiment or '*'}/{trial or '*'}"
         raise RunError(f"no run {pattern} under {fileroot}. Name one of these: {names}")
     raise RunError(

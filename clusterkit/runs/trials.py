@@ -104,7 +104,7 @@ def require_free(run: RunDirectory) -> None:
     holder = holder_of(run)
     if holder:
         raise UserError(
-            f"{run.experiment}/{run.trial} is being trained now by {holder}. To watch it: clusterkit status --watch "
+            f"{run.name} is being trained now by {holder}. To watch it: clusterkit status --watch "
             f"{run.word} --fileroot {shlex.quote(str(run.fileroot))}. To train beside it: add trial_name=NEW"
         )
 
@@ -114,7 +114,7 @@ def require_unchanged(trial: Trial) -> None:
     run = trial.run
     if tuple(run.attempt_numbers()) != trial.attempts:
         raise UserError(
-            f"{run.experiment}/{run.trial} was started by another command at the same moment: nothing was changed. "
+            f"{run.name} was started by another command at the same moment: nothing was changed. "
             "Give the command again: it goes on with that run, or takes the next name"
         )
 
@@ -185,7 +185,7 @@ def _demand_checkpoint(config: RunConfig, trial: Trial) -> Trial:
     kept = trial.run.has_recover_checkpoint or trial.run.keeps_supervised
     if config.recover_mode == "resume" and not only_rollouts and not kept:
         raise UserError(
-            f"recover_mode=resume, but {trial.run.experiment}/{trial.run.trial} has no recover checkpoint under "
+            f"recover_mode=resume, but {trial.run.name} has no recover checkpoint under "
             f"{trial.run.recover}: leave recover_mode out to start, or name the trial with trial_name="
         )
     return trial
@@ -205,7 +205,7 @@ def _refuse_differences(config: RunConfig, run: RunDirectory, history: History) 
         go_on = "Go on with it: repeat the command with the old values"
         another = f"{'Keep it and train another' if complete else 'Start another run'}: add trial_name=NEW"
         raise UserError(
-            f"{run.experiment}/{run.trial} is {'complete' if complete else 'unfinished'} and was started with other "
+            f"{run.name} is {'complete' if complete else 'unfinished'} and was started with other "
             "settings (was → now):\n"
             + "\n".join(f"  {line}" for line in different)
             + (f"\n{another}. {go_on}" if complete else f"\n{go_on}. {another}")

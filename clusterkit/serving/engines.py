@@ -76,8 +76,7 @@ def add_local(run: RunDirectory, gpus: tuple[int, ...], model: str, say: Callabl
     config = folder / "config.yaml"
     if not config.is_file():
         raise UserError(
-            f"{run.experiment}/{run.trial} has not started engine servers: add servers.engine=vllm or sglang to its "
-            "train command"
+            f"{run.name} has not started engine servers: add servers.engine=vllm or sglang to its train command"
         )
     known = [one.model for one in local_servers(run) if one.model]
     if not (model or known):
@@ -113,7 +112,7 @@ def stop_local(run: RunDirectory, names: Sequence[str]) -> list[str]:
     found = {one.name: one for one in local_servers(run)}
     if unknown := [name for name in names if name not in found]:
         servers = ", ".join(found) or "none"
-        raise UserError(f"{run.experiment}/{run.trial} has no server {unknown[0]} (there: {servers})")
+        raise UserError(f"{run.name} has no server {unknown[0]} (there: {servers})")
     chosen = set(names or found)
     return end_all(registry.folder_of(run.logs), [one for one in found.values() if one.name in chosen])
 
@@ -165,7 +164,7 @@ async def change_remote(head: Head, run: RunDirectory, action: str, argument: st
     config = registry.folder_of(run.logs) / "config.yaml"
     if not (await head.session.run(f"[ -f {shlex.quote(str(config))} ]", root=True)).ok:
         raise UserError(
-            f"{run.experiment}/{run.trial} has not started engine servers: add servers.engine=vllm, or allocation_mode "
+            f"{run.name} has not started engine servers: add servers.engine=vllm, or allocation_mode "
             "with sglang, to its train command"
         )
     return await remote_job(
@@ -175,9 +174,6 @@ async def change_remote(head: Head, run: RunDirectory, action: str, argument: st
 
 async def remote_job(head: Head, run: RunDirectory, words: Sequence[str]) -> str:
     """Have the cluster's Ray run a module of the node side to its end; returns the last line that it printed.
-
-    Args:
-        words: module and arguments.
 
     Raises:
         RunError: it failed, with its last line.

@@ -220,10 +220,9 @@ def _repair(request: Request, report: Report) -> list[str]:
 
 
 def make_current(name: str, *, is_new: bool) -> str:
-    """Make a new cluster the current one, as minikube and gcloud do. A known cluster changes no choice.
+    """Make a new cluster the current one, as minikube and gcloud do; return a line about it.
 
-    Returns:
-        A line about it; empty where nothing changed.
+    A known cluster changes no choice: the line is empty then.
     """
     with suppress(UserError):  # a damaged choice is replaced
         if not is_new and ((now := current()).name or now.here):

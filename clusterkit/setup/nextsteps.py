@@ -47,7 +47,7 @@ def next_steps(
     named = option(cluster.name)
     steps: list[NextStep] = []
     if state.ready:
-        run = f"{submitted.run.experiment}/{submitted.run.trial}" if submitted is not None else ""
+        run = submitted.run.name if submitted is not None else ""
         if not run:
             train, run = _training(cluster, state, gpu_memory, options)
             steps += [NextStep("train", train)] if train else []

@@ -94,11 +94,7 @@ def image_of(options: SetupOptions, bundle: Bundle | None) -> ImageRequest:
 
 
 def check_refresh(request: ImageRequest, selection: Selection) -> None:
-    """Refuse --image-refresh without a tag to resolve again, or without the head, which resolves it.
-
-    Raises:
-        UserError: it says which of the two is missing.
-    """
+    """Refuse --image-refresh without a tag to resolve again, or without the head, which resolves it."""
     if not request.refresh:
         return
     if not request.reference or not is_tag(request.reference):

@@ -188,11 +188,7 @@ class HostRunner:
 
 
 async def full_disks(session: Session, paths: Iterable[str]) -> str:
-    """Return the mount points of the paths' disks that have less than 1 MiB or no inode left, as text.
-
-    Raises:
-        HostError: as `Session.run`.
-    """
+    """Return the mount points of the paths' disks that have less than 1 MiB or no inode left, as text."""
     listed = shlex.join(dict.fromkeys(paths))
     # df fails for a missing path, and still prints the others.
     script = f"export LC_ALL=C\ntimeout 10 df -Pk {listed} || :\necho @inodes\ntimeout 10 df -Pi {listed} || :\n"

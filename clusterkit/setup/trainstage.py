@@ -72,7 +72,7 @@ class TrainStage(Stage):
         if runner is not None:
             started = ready.state == "started"
             if started:
-                runner.report.changes.append(f"start training {ready.run.experiment}/{ready.run.trial}")
+                runner.report.changes.append(f"start training {ready.run.name}")
             runner.show(self.name, State.CHANGED if started else State.OK, ready.state)
 
     @property

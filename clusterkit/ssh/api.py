@@ -84,7 +84,10 @@ class Stream(Protocol):
 
 
 class Session(Protocol):
-    """A connected host. Several commands may run at once over one connection."""
+    """A connected host. Several commands may run at once over one connection.
+
+    Functions that take one raise HostError, as its methods do, where the host is lost or cannot do its part.
+    """
 
     host: Host
 

@@ -59,9 +59,6 @@ def cluster_of(options: HostOptions) -> Cluster:
     """Return the saved cluster of that name, or one of the typed hosts. Nothing is saved.
 
     A typed host without settings has those of the saved host of the same name.
-
-    Raises:
-        UserError: malformed names or options, an unknown cluster.
     """
     name = options.cluster or inventory.DEFAULT
     kept: Cluster | None = None

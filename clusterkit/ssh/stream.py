@@ -76,12 +76,10 @@ class CommandStream:
 
 
 async def relay(source: Stream, target: Stream, on_bytes: Callable[[int], None] | None = None) -> int:
-    """Send all that one script prints to another's stdin, and end it.
+    """Send all that one script prints to another's stdin, and end it. Return the number of bytes.
 
     Args:
         on_bytes: gets the number of bytes sent so far.
-
-    Returns the number of bytes.
     """
     moved = 0
     while piece := await source.read():

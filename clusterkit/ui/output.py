@@ -43,9 +43,9 @@ def line_json(value: Any) -> None:
     exact(json.dumps(_finite(value), ensure_ascii=False))
 
 
-def outcome(sentence: str, facts: Any, *, as_json: bool) -> None:
-    """Print what came of a command: a sentence for people, or its facts as JSON."""
-    result_json(facts) if as_json else result(sentence)
+def outcome(text: str, facts: Any, *, as_json: bool) -> None:
+    """Print what came of a command: a text for people, or its facts as JSON."""
+    result_json(facts) if as_json else result(text)
 
 
 def note(text: str) -> None:

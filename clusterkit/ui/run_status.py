@@ -20,7 +20,7 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
         again: the command that goes on with it; empty where it is not known.
     """
     history, run = status.history, status.run
-    rows = [("run", f"{run.experiment}/{run.trial}"), ("state", _state(status)), ("step", _step(status))]
+    rows = [("run", run.name), ("state", _state(status)), ("step", _step(status))]
     if not history.steps and history.warmup:
         rows.append((warmup_label(history.warmup), warmup_text(history.warmup)))
     elif status.alive and history.is_before_first_step:
@@ -98,13 +98,15 @@ def warmup_text(record: Record, *, counted: bool = True) -> str:
     """
     if not counted:
         record = {key: value for key, value in record.items() if key not in ("step", "steps", "remaining_s")}
-    if is_supervised(record):
-        return _supervised_text(record)
-    if record.get("cached"):
+    supervised = is_supervised(record)
+    if not supervised and record.get("cached"):
         return "read from the cache"
-    step = f" step {record['step']}/{record.get('steps', '?')}" if record.get("step") is not None else ""
-    parts = [f"{record.get('phase', '')}{step}"]
-    loss, accuracy = number(record, "loss"), number(record, "accuracy")
+    made, planned = record.get("step"), record.get("steps", "?")
+    if supervised:
+        parts = ["supervised start" + (f": step {made} of {planned}" if made is not None else "")]
+    else:
+        parts = [str(record.get("phase", "")) + (f" step {made}/{planned}" if made is not None else "")]
+    loss, accuracy = number(record, "loss"), None if supervised else number(record, "accuracy")
     if loss is not None:
         parts.append(f"loss {loss:.3f}")
     if accuracy is not None:
@@ -114,21 +116,9 @@ def warmup_text(record: Record, *, counted: bool = True) -> str:
         parts.append(f"{count(speed)} tokens/s")
     if remaining := number(record, "remaining_s"):  # 0 at its last step
         parts.append(f"about {duration(remaining)} left of it")
-    return ", ".join(parts)
-
-
-def _supervised_text(record: Record) -> str:
-    step = f": step {record['step']} of {record.get('steps', '?')}" if record.get("step") is not None else ""
-    parts = [f"supervised start{step}"]
-    loss, speed, remaining = number(record, "loss"), number(record, "tokens_per_s"), number(record, "remaining_s")
-    if loss is not None:
-        parts.append(f"loss {loss:.3f}")
-    if speed:
-        parts.append(f"{count(speed)} tokens/s")
-    if remaining:  # 0 at its last step
-        parts.append(f"about {duration(remaining)} left of it")
-    kept = record.get("recover_step")
-    parts.append(f"recover checkpoint after step {kept}" if kept else "no recover checkpoint yet")
+    if supervised:
+        kept = record.get("recover_step")
+        parts.append(f"recover checkpoint after step {kept}" if kept else "no recover checkpoint yet")
     return ", ".join(parts)
 
 

@@ -12,9 +12,8 @@ from plans import level_of, message_of
 from clusterkit.capacity import timing
 from clusterkit.capacity.memory import GIB, cache_of, disk_usage, host_usage, training_usage, waiting_usage
 from clusterkit.capacity.needs import needs_of_preset
-from clusterkit.capacity.plan import RunPlan, remote_plan
+from clusterkit.capacity.plan import RunPlan, largest_micro_batch, remote_plan
 from clusterkit.capacity.preset_plan import gibibytes, plan_lines, plan_preset
-from clusterkit.capacity.rows import largest_micro_batch
 from clusterkit.capacity.runnable import require_runnable
 from clusterkit.capacity.shapes import SHAPES, shape_named, shape_of
 from clusterkit.common.finding import Level

@@ -30,7 +30,7 @@ def process_run(run: RunDirectory) -> LiveRun:
             send_signal(*found, signal.SIGKILL)
 
     return LiveRun(
-        f"{run.experiment}/{run.trial}",
+        run.name,
         interrupt,
         kill,
         alive=lambda: holder_of(run) is not None,

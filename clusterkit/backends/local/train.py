@@ -43,7 +43,7 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
         if not ours or lock_holder(run.logs / "run.lock"):
             require_free(run)
         if not ours:  # it was let go this very moment
-            raise UserError(f"{run.experiment}/{run.trial} is being started by another command: give yours again")
+            raise UserError(f"{run.name} is being started by another command: give yours again")
         if trial is not None:
             require_unchanged(trial)
         write_config(run, config)
@@ -76,7 +76,6 @@ def follow(
     Args:
         run: the run, which the caller holds.
         attempt: number of the first attempt, whose folder is there.
-        again: the command that goes on.
     """
     tail = MetricsTail(run.metrics)
     history = History(tail.read())  # of earlier attempts

@@ -88,7 +88,6 @@ class RayBackend:
         """Do something on the head node.
 
         Args:
-            work: gets the connected head node.
             patient: try again where the connection is lost.
 
         Raises:
@@ -208,11 +207,7 @@ class RayBackend:
         return self.wait(through_any(self.selection, lambda head: newest_of(head, selector)))
 
     def _typed_folder(self, fileroot: str | None = None) -> str | None:
-        """The folder of runs that was asked for, a path of the cluster; None for the cluster's own.
-
-        Raises:
-            UserError: it is no absolute path.
-        """
+        """The folder of runs that was asked for, a path of the cluster; None for the cluster's own."""
         typed = fileroot or self.place.fileroot or RUNS
         if typed == RUNS:
             return None
@@ -221,11 +216,7 @@ class RayBackend:
         return typed.rstrip("/")
 
     def in_folder(self, selector: RunSelector) -> RunSelector:
-        """The same run, looked for in the folder of runs that was typed.
-
-        Raises:
-            UserError: the folder is no absolute path.
-        """
+        """The same run, looked for in the folder of runs that was typed."""
         return replace(selector, fileroot=self._typed_folder())
 
     async def _look(self, selector: RunSelector) -> Observation:

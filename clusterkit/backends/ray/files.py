@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,9 +30,6 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
 
     That of a supervised start is `supervised/LATEST`. Among the files are held-out trajectories (`rollouts/eval_…`),
     not those of steps.
-
-    Raises:
-        HostError: the host was lost, or cannot look.
     """
     named = " -o ".join(f"-name {name}" for name in RECORDS)
     recover = shlex.quote(str(run.recover))
@@ -58,9 +56,6 @@ async def fetch_logs(head: Head, remote: RunDirectory, local: RunDirectory, fact
     Args:
         facts: its files now.
         seen: the files that were fetched before, as they were then; kept up to date.
-
-    Raises:
-        HostError: the host was lost, or cannot read there.
     """
     newest = f"attempt_{(local.attempt_numbers() or [0])[-1]}/"
     for name, fact in facts.items():
@@ -75,16 +70,19 @@ async def fetch_logs(head: Head, remote: RunDirectory, local: RunDirectory, fact
 
 
 async def run_checked(head: Head, script: str, stdin: bytes = b"", seconds: float = LOOK_SECONDS) -> str:
-    """Run a script that looks at runs; returns what it prints.
-
-    Raises:
-        HostError: the host was lost, or the script failed, with its words.
-    """
+    """Run a script that looks at runs; returns what it prints."""
     result = await head.session.run(script, root=True, stdin=stdin, timeout=seconds)
     if not result.ok:
         reason = " ".join(result.stderr.split()[-20:]) or f"exit code {result.exit_code}"
         raise HostError(head.session.host.name, ErrorKind.WRITE, f"the runs cannot be looked at: {reason}")
     return result.stdout
+
+
+async def any_exists(head: Head, paths: Iterable[str]) -> bool:
+    """Whether one of the paths exists on the cluster."""
+    listed = " ".join(shlex.quote(path) for path in paths)
+    script = f'for path in {listed}; do [ ! -e "$path" ] || {{ echo yes; break; }}; done'
+    return bool((await run_checked(head, script)).strip())
 
 
 def localise_paths(value: T, folder: Path, fileroot: str, cluster: str) -> T:

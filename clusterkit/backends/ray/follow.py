@@ -67,13 +67,11 @@ async def watch_job(
     look: Callable[[Head, RayJob], Awaitable[None]],
     say: Callable[[str], None],
 ) -> RayJob:
-    """Look at a job every few seconds until it has ended; a lost connection is made again.
+    """Look at a job every few seconds until it has ended, and return it; a lost connection is made again.
 
     Args:
         look: called each time, the last time with the ended job.
         say: gets a sentence when the cluster cannot be seen.
-
-    Returns the ended job.
     """
     patience = Backoff()
     while True:

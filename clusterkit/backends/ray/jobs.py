@@ -174,7 +174,6 @@ class RayJobs:
 
         Args:
             submission_id: chosen by us, so that the same submission cannot start twice.
-            entrypoint: a shell command.
             environment: variables; never secrets, since everybody who may ask Ray sees them.
             metadata: what to find it by.
             gpus: that Ray keeps for its entry point; it waits until they are free.

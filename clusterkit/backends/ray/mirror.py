@@ -62,23 +62,20 @@ T = TypeVar("T")
 
 @dataclass
 class _CopiedRun:
-    """What there is here of a run.
+    """What there is here of a run."""
 
-    Args:
-        copy: of its metrics.
-        records, logs, heldout: files that were fetched, as they were there then.
-        listed: all that tell about it, as they were at the last look.
-    """
-
-    copy: Copy
-    records: Facts = field(default_factory=dict)
-    logs: Facts = field(default_factory=dict)
-    heldout: Facts = field(default_factory=dict)
-    listed: Facts = field(default_factory=dict)
+    copy: Copy  # of its metrics
+    records: Facts = field(default_factory=dict)  # files that were fetched, as they were there then
+    logs: Facts = field(default_factory=dict)  # likewise
+    heldout: Facts = field(default_factory=dict)  # likewise
+    listed: Facts = field(default_factory=dict)  # all that tell about it, as they were at the last look
 
 
 class Copies:
-    """Connections to a cluster, and what they have brought here. fileroot: where the runs lie there."""
+    """Connections to a cluster, and what they have brought here. fileroot: where the runs lie there.
+
+    What looks at a run, or writes beside it, raises RunError where no host shows it.
+    """
 
     def __init__(self, selection: Selection, folder: Path, fileroot: str) -> None:
         self.selection, self.folder, self.fileroot = selection, folder, fileroot
@@ -105,11 +102,7 @@ class Copies:
             _date(run, one.started)
 
     async def fetch_overviews(self, user: str) -> None:
-        """Bring what the overview of a user's runs is made from; see `Runs.fetch_overviews`.
-
-        Raises:
-            RunError: no host shows them.
-        """
+        """Bring what the overview of a user's runs is made from; see `Runs.fetch_overviews`."""
         await self._on_any_host(lambda head: self._fetch_overviews(head, user))
 
     async def _fetch_overviews(self, head: Head, user: str) -> None:
@@ -119,15 +112,11 @@ class Copies:
             self._write_holder(run, self._holder(jobs, self.original(run), run))
 
     async def fetch(self, run: RunDirectory, *, logs: bool) -> None:
-        """Bring a run's records up to date, and its logs where they are wanted. Raises RunError: no host shows them."""
+        """Bring a run's records up to date, and its logs where they are wanted."""
         await self._on_any_host(lambda head: self.update(head, run, logs=logs))
 
     async def index_steps(self, run: RunDirectory) -> None:
-        """Have an empty file for every step whose trajectories are recorded there.
-
-        Raises:
-            RunError: no host shows them.
-        """
+        """Have an empty file for every step whose trajectories are recorded there."""
         folder = run.logs / ROLLOUTS
         script = f"cd {shlex.quote(str(self.original(run).logs / ROLLOUTS))} 2>/dev/null || exit 0\nls\n"
         names = (await self._on_any_host(lambda head: run_checked(head, script))).splitlines()
@@ -136,16 +125,12 @@ class Copies:
             (folder / Path(name).name).touch()
 
     async def fetch_step(self, file: Path) -> None:
-        """Bring what is recorded of a step. Raises RunError where no host shows it."""
+        """Bring what is recorded of a step."""
         original = Path(self.fileroot) / file.relative_to(self.folder)
         file.write_bytes(await self._on_any_host(lambda head: read_whole(head.session, original)))
 
     async def fetch_heldout(self, run: RunDirectory) -> None:
-        """Bring the held-out trajectories of a run that was brought, where they have changed since.
-
-        Raises:
-            RunError: no host shows them.
-        """
+        """Bring the held-out trajectories of a run that was brought, where they have changed since."""
         known = self._known[run]
         now = {name: fact for name, fact in known.listed.items() if name.startswith(HELDOUT)}
         for name in known.heldout.keys() - now.keys():
@@ -163,11 +148,7 @@ class Copies:
         )
 
     async def look(self, folder_there: str) -> dict[str, Any]:
-        """What there is to go on from in a folder there, found by a script in a container (or on its host without one).
-
-        Raises:
-            RunError: no host shows it.
-        """
+        """What there is to go on from in a folder there, by a script in a container (or on its host without one)."""
         folder = shlex.quote(folder_there)
         script = (
             # Without Docker, or with one that does not answer, the host itself looks.
@@ -194,11 +175,7 @@ class Copies:
         return self._known[run].copy.history
 
     async def update(self, head: Head, run: RunDirectory, *, logs: bool = False) -> None:
-        """Bring a run's records up to date over this host, and its logs where they are wanted.
-
-        Raises:
-            HostError: the host was lost, or cannot read there.
-        """
+        """Bring a run's records up to date over this host, and its logs where they are wanted."""
         original = self.original(run)
         facts = await listing(head, original)
         known = self._known.get(run)
@@ -231,7 +208,7 @@ class Copies:
     def _holder(self, jobs: list[RayJob] | None, original: RunDirectory, run: RunDirectory) -> str:
         """Who works on it, as `RunDirectory.holder` says it for runs of this machine."""
         if jobs is None:
-            return UNASKED if _still_open(run) else ""
+            return "" if run.has_ended else UNASKED
         job = job_of(original, jobs)
         return f"job {job.submission_id}" if job is not None and job.alive else ""
 
@@ -299,12 +276,6 @@ def job_of(run: RunDirectory, jobs: list[RayJob]) -> RayJob | None:
     """The run's newest job."""
     mine = [job for job in jobs if job.metadata.get("kind") == TRAINS and job.metadata.get("run_dir") == str(run.logs)]
     return mine[-1] if mine else None
-
-
-def _still_open(run: RunDirectory) -> bool:
-    """Whether the last attempt has left no mark of its end."""
-    numbers = run.attempt_numbers()
-    return bool(numbers) and not (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()
 
 
 class Mirror(Runs):

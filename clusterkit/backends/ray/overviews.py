@@ -20,15 +20,7 @@ _MARK = b"\x1e"
 
 
 async def fetch_overviews(head: Session, fileroot: str, user: str, into: Path) -> None:
-    """Copy what `clusterkit.runs.overview` reads of a user's runs, and make an empty folder for every run of others.
-
-    Args:
-        fileroot: where the runs lie there.
-        into: fileroot of the copies.
-
-    Raises:
-        HostError: the host was lost, or cannot read there.
-    """
+    """Copy what `clusterkit.runs.overview` reads of a user's runs, and make an empty folder for every run of others."""
     await fetch_listed(head, fileroot, _files(user), into)
     (into / "logs").mkdir(parents=True, exist_ok=True)
     ends = zlib.decompress(await read_output(head, _ends(fileroot, user), fileroot), wbits=31)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from clusterkit.backends.ray.files import run_checked
+from clusterkit.backends.base import Say
+from clusterkit.backends.ray.files import any_exists, run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.provision.assets.hub import Hub
 from clusterkit.provision.assets.model import JUDGE, NodeAsset, Origin
@@ -29,7 +30,6 @@ from trainer.assets import cache_root
 from trainer.errors import RunError, UserError
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, find_file, is_prepared
 
-Say = Callable[[str], None]
 OFFICIAL = "ruler_hqa_official"
 HOTPOTQA = ("ruler_hqa", "ruler_qa")
 FILES = (".jsonl", ".jsonl.gz", ".json")
@@ -185,12 +185,6 @@ class InputStager:
         await self._put(self._to_copy, folder)
         return folder
 
-    async def any_exists(self, paths: Iterable[str]) -> bool:
-        """Whether one of the paths exists on the cluster."""
-        listed = " ".join(shlex.quote(path) for path in paths)
-        script = f'for path in {listed}; do [ ! -e "$path" ] || {{ echo yes; break; }}; done'
-        return bool((await run_checked(self.head, script)).strip())
-
     async def _require_data(self, name: str, found: dict[str, Path], shapes: Sequence[str], asset: str = "") -> None:
         """Take the files of this machine, unless the cluster has its own and no folder here was named.
 
@@ -206,7 +200,7 @@ class InputStager:
             self._to_copy |= found
             return
         roots = [*([self.data.rstrip("/")] if self._is_on_storage(self.data) else []), self._datasets]
-        if await self.any_exists(f"{root}/{shape}" for root in roots for shape in shapes):
+        if await any_exists(self.head, (f"{root}/{shape}" for root in roots for shape in shapes)):
             return
         if found:
             self._to_copy |= found
@@ -251,7 +245,7 @@ class InputStager:
         """Copy files of this machine, each unless it is there: the folder's name holds their content."""
         for name, source in files.items():
             target = f"{folder}/{name}"
-            if self.change and not await self.any_exists([target]):
+            if self.change and not await any_exists(self.head, [target]):
                 self.say(f"copying {source} to {target}")
                 await run_checked(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
                 await self.head.session.put(source, target, root=True)

@@ -235,7 +235,7 @@ def exit_marks(run: RunDirectory) -> dict[int, dict[str, Any]]:
     marks = {}
     for number in run.attempt_numbers():
         with contextlib.suppress(OSError, ValueError):
-            marks[number] = json.loads((run.logs / f"attempt_{number}" / "exit.json").read_text(encoding="utf-8"))
+            marks[number] = json.loads(run.exit_mark(number).read_text(encoding="utf-8"))
     return marks
 
 

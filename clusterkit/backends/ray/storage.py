@@ -1,4 +1,7 @@
-"""What dispatch keeps on the cluster's shared storage: packed code by content, runs; and a look at runs from here."""
+"""What dispatch keeps on the cluster's shared storage: packed code by content, runs; and a look at runs from here.
+
+`fileroot` is where the runs lie there, `into` the fileroot of the copies.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +46,10 @@ def cache_of(cluster: Cluster) -> str:
 
 
 async def put_code(head: Session, cluster: Cluster, own: Sequence[tuple[str, bytes]] = ()) -> str:
-    """Have the node side on the storage, once for every content.
+    """Have the node side on the storage, once for every content. Returns its folder.
 
     Args:
         own: the user's files beside it, path and content.
-
-    Returns its folder.
-
-    Raises:
-        HostError: the head was lost, or cannot write there.
     """
     files = sorted([*node_files(), *own])
     folder = f"{cluster.storage}/codes/{content_of(files)[:16]}"
@@ -73,9 +71,6 @@ async def put_config(head: Session, run: RunDirectory, config: RunConfig) -> tup
     """Write what a job is to run with, under a name that no other submission has; its place and its SHA-256.
 
     Not config.yaml: two commands may submit the same trial at this moment. The job that Ray takes puts it there.
-
-    Raises:
-        HostError: the head was lost, or cannot write there.
     """
     text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True).encode()
     digest = hashlib.sha256(text).hexdigest()
@@ -102,12 +97,7 @@ async def fetch_records(
     checkpoints, and whether a supervised start is done; no checkpoints and no trajectories.
 
     Args:
-        fileroot: where the runs lie there.
-        into: fileroot of the copies.
         metrics: metrics.jsonl as well.
-
-    Raises:
-        HostError: the head was lost, or cannot read there.
     """
     logs, recover = (shlex.quote(f"{folder}/{user}/{experiment}") for folder in ("logs", "recover"))
     chosen = "" if trial == "*" else f"/{shlex.quote(trial)}"
@@ -136,11 +126,7 @@ class ListedRun:
 
 
 async def list_runs(head: Session, fileroot: str, user: str) -> list[ListedRun]:
-    """A user's runs, the one that was started last at the end.
-
-    Raises:
-        HostError: the head was lost, or cannot read there.
-    """
+    """A user's runs, the one that was started last at the end."""
     script = rf"""date +%s.%N
 cd {shlex.quote(f"{fileroot}/logs/{user}")} 2>/dev/null || exit 0
 find . -ignore_readdir_race -mindepth 3 -maxdepth 3 -type f \
@@ -171,11 +157,7 @@ async def newest_run(
 
 
 async def read_from(head: Session, path: Path, offset: int, most: int = 8 << 20) -> bytes:
-    """At most `most` bytes of a file from `offset` on; empty where it is not there or not that long.
-
-    Raises:
-        HostError: the head was lost, or cannot read there.
-    """
+    """At most `most` bytes of a file from `offset` on; empty where it is not there or not that long."""
     name = shlex.quote(str(path))
     script = f"""[ -e {name} ] || exit 0
 size=$(stat -c %s {name})
@@ -200,9 +182,6 @@ async def fetch_folders(head: Session, root: str, names: Sequence[str], into: Pa
         root: the folder that they are in.
         names: of the folders, below `root`.
         leave_out: name of folders and files that stay there.
-
-    Raises:
-        HostError: the head was lost, or cannot read there.
     """
     left_out = f"--exclude {shlex.quote(leave_out)} " if leave_out else ""
     listed = " ".join(shlex.quote(name) for name in names)
@@ -236,12 +215,7 @@ async def fetch_listed(head: Session, fileroot: str, listing: str, into: Path) -
     """Copy files below fileroot; nothing where it does not exist.
 
     Args:
-        fileroot: where the runs lie there.
         listing: shell that prints their paths, relative to fileroot, with `look FOLDER FIND-OPTIONS…`.
-        into: fileroot of the copies.
-
-    Raises:
-        HostError: the host was lost, or cannot read there.
     """
     # What grows while it is read, as a living run's files do, is fine: tar ends with 1.
     packing = pipe(
@@ -264,14 +238,10 @@ list() {{
 
 
 async def read_output(head: Session, script: str, what: str) -> bytes:
-    """All that a script prints.
+    """All that a script prints, which is run there as root.
 
     Args:
-        script: what is run there as root.
         what: what it reads, for the message.
-
-    Raises:
-        HostError: the host was lost, or the script failed.
     """
     parts, size = [], 0
     async with head.stream(script, root=True, timeout=600.0) as stream:

@@ -74,9 +74,8 @@ class SlurmBackend(FolderBackend):
         job = job_of(run) if has_slurm() else None
         if job is not None and job.waiting:
             _cancel(job.number)
-            name = f"{run.experiment}/{run.trial}"
-            message = f"{name} was waiting for nodes, and its job {job.number} is cancelled; the same train command "
-            return StoppedRun(name, False, message + "submits it")
+            message = f"{run.name} was waiting for nodes, and its job {job.number} is cancelled; the same train"
+            return StoppedRun(run.name, False, f"{message} command submits it")
         return end_run(
             process_run(run) if job is None else _live_run(run, job), deadline=deadline, force=force, say=self.say
         )
@@ -143,7 +142,7 @@ def _live_run(run: RunDirectory, job: SlurmJob) -> LiveRun:
         _cancel(job.number)
 
     return LiveRun(
-        f"{run.experiment}/{run.trial} (job {job.number})",
+        f"{run.name} (job {job.number})",
         # To the script alone: with a plain scancel Ray would end under the trainer, and with it the last checkpoint.
         interrupt=lambda: _cancel("--batch", "--signal=TERM", job.number),
         kill=kill,

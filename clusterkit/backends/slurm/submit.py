@@ -187,7 +187,7 @@ def _locked(run: RunDirectory) -> Iterator[None]:
     with hold_lock(run.logs / "launch.lock") as ours:
         if not ours:
             require_free(run)
-            raise UserError(f"{run.experiment}/{run.trial} is being started by another command: the same one attaches")
+            raise UserError(f"{run.name} is being started by another command: the same one attaches")
         yield
 
 

@@ -55,7 +55,7 @@ def alerts(
         if once:
             _, sent = watcher.look()
             raise typer.Exit(0 if sent else 1)
-        output.note(f"watching {found.experiment}/{found.trial} every {every:g} s; Ctrl-C ends it")
+        output.note(f"watching {found.name} every {every:g} s; Ctrl-C ends it")
         try:
             watcher.watch(every)
         except KeyboardInterrupt:

@@ -32,10 +32,8 @@ def check(hosts: HostOptions, preset: str | None, *, probes: bool, bandwidth: bo
     request = CheckRequest(selection.cluster, selection.hosts, needs, probes, bandwidth, nccl)
     output.note(f"checking {len(request.hosts)} host{'s' * (len(request.hosts) > 1)}")
     report = asyncio.run(check_hosts(request, lambda host: connect(host, selection.ssh), output.note))
-    if as_json:
-        output.result_json(_json(report))
-    else:
-        output.result("\n".join([*_table(report), "", *_details(report), _summary(report)]))
+    text = "\n".join([*_table(report), "", *_details(report), _summary(report)])
+    output.outcome(text, _json(report), as_json=as_json)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
 

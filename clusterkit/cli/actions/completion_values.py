@@ -19,7 +19,6 @@ def values(path: list[str], name: str, typed: dict[str, str], last: str) -> Cand
 
     Args:
         path: the command's words.
-        name: of the parameter.
         typed: values that options before it were given.
         last: what is typed of it.
     """
@@ -60,7 +59,7 @@ def _trials(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
 
 
 def _runs(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
-    return [(f"{run.experiment}/{run.trial}", "run of this machine") for run in _found_runs(typed)]
+    return [(run.name, "run of this machine") for run in _found_runs(typed)]
 
 
 def _settings(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001

@@ -14,6 +14,7 @@ from clusterkit.runs.diagnose.applied import apply_changes, overrides_file
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_log, diagnose_run, train_command
 from clusterkit.runs.diagnose.view import diagnosis_lines
 from clusterkit.ui import output
+from clusterkit.ui.width import fitted
 from trainer.errors import RunError
 
 
@@ -28,13 +29,14 @@ def diagnose(run: RunOptions, log: str | None, *, as_json: bool, apply: bool) ->
         diagnosis = diagnose_run(runs.find(run.experiment, run.trial, logs=True))
         with errors_with_original_paths(runs):
             shown = _apply(diagnosis, backend, runs) if apply else (diagnosis.as_dict(), diagnosis_lines(diagnosis))
-        _print(*runs.with_original_paths(shown), as_json)
+        facts, lines = runs.with_original_paths(shown)
+        output.outcome(fitted(lines), facts, as_json=as_json)
 
 
 def _show_log(diagnosis: Diagnosis, as_json: bool) -> None:
     """Print what was found in a log by itself; one of no known kind is an error."""
     if as_json or not diagnosis.is_unknown:
-        _print(diagnosis.as_dict(), diagnosis_lines(diagnosis), as_json)
+        output.outcome(fitted(diagnosis_lines(diagnosis)), diagnosis.as_dict(), as_json=as_json)
     if diagnosis.is_unknown:
         notes = "".join(f" ({note})" for note in diagnosis.notes)
         raise RunError(
@@ -44,20 +46,13 @@ def _show_log(diagnosis: Diagnosis, as_json: bool) -> None:
         )
 
 
-def _print(facts: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    if as_json:
-        output.result_json(facts)
-    else:
-        output.lines(lines)
-
-
 def _apply(diagnosis: Diagnosis, backend: Backend, runs: Runs) -> tuple[dict[str, Any], list[str]]:
     """Write the changed settings beside the run; what to print of it."""
     run = diagnosis.run
     assert run is not None  # a log by itself is refused before
     if diagnosis.state in ("running", "stalled"):
         raise RunError(
-            f"{run.experiment}/{run.trial} is {diagnosis.state}: a trainer takes settings at its start only. "
+            f"{run.name} is {diagnosis.state}: a trainer takes settings at its start only. "
             f"Stop it first (clusterkit stop {backend.words(run)}{'' if backend.where else ', or Ctrl-C'}), "
             "then repeat this command"
         )

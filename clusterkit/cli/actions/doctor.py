@@ -12,9 +12,6 @@ from clusterkit.ui import output
 def show(fileroot: str, cache_dir: str, as_json: bool) -> None:
     """Print it; exit code 1 where nothing can be trained here."""
     found = diagnose(folder_of_runs(fileroot or None), cache_dir)
-    if as_json:
-        output.result_json(found.as_dict())
-    else:
-        output.result("\n".join(lines_of(found)))
+    output.outcome("\n".join(lines_of(found)), found.as_dict(), as_json=as_json)
     if not found.can_run:
         raise typer.Exit(1)

@@ -96,10 +96,8 @@ def _how_to_go_on(place: str, output_path: str) -> str:
 
 
 def _print_plan(config: EvalConfig | WatchConfig, as_json: bool) -> None:
-    if as_json:
-        output.result_json(config.model_dump())
-    else:
-        output.result("\n".join(f"{key}={value}" for key, value in flatten(config).items()))
+    text = "\n".join(f"{key}={value}" for key, value in flatten(config).items())
+    output.outcome(text, config.model_dump(), as_json=as_json)
 
 
 class ScoredPrinter:
@@ -156,16 +154,10 @@ def show(
     path = _results(cluster, folder)
     row = read_row(read_results(path), path.parent, dataset)
     if question is None:
-        if as_json:
-            output.result_json([entry.as_dict() for entry in row.entries])
-        else:
-            output.result(listing(row))
+        output.outcome(listing(row), [entry.as_dict() for entry in row.entries], as_json=as_json)
         return
     entry = find_question(row, question, sample)
-    if as_json:
-        output.result_json(entry.as_dict())
-    else:
-        output.result(shown_question(row, entry))
+    output.outcome(shown_question(row, entry), entry.as_dict(), as_json=as_json)
 
 
 def _results(cluster: str | None, folder: str) -> Path:

@@ -19,11 +19,7 @@ from trainer.errors import UserError
 
 
 def forget(hosts: HostOptions, *, yes: bool, users: list[str], as_json: bool) -> None:
-    """Show what may still run, ask, and remove what this machine keeps of the cluster.
-
-    Raises:
-        UserError: options choose hosts or users, a question cannot be asked, or there is no such cluster.
-    """
+    """Show what may still run, ask, and remove what this machine keeps of the cluster."""
     chosen = {"--hostnames": hosts.hostnames, "--limit": hosts.limit, "--exclude": hosts.exclude, "--user": users}
     if typed := [name for name, value in chosen.items() if value]:
         raise UserError(f"--forget means a whole cluster and touches no host: leave {' and '.join(typed)} out")

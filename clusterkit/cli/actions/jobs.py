@@ -27,10 +27,8 @@ def jobs(run: RunOptions, hosts: HostOptions, *, slurm: bool, alive: bool, as_js
     others = Counter(job.user or "none that clusterkit knows" for job in known if job.user != whose)
     if others:
         output.note("of others: " + ", ".join(f"{name} ({count})" for name, count in others.items()) + "; --user NAME")
-    if as_json:
-        output.result_json(found)
-        return
-    output.result("\n".join(_lines(found)) if found else f"no jobs of {whose} {backend.where or 'on this machine'}")
+    text = "\n".join(_lines(found)) if found else f"no jobs of {whose} {backend.where or 'on this machine'}"
+    output.outcome(text, found, as_json=as_json)
 
 
 def _lines(found: list[Job]) -> list[str]:

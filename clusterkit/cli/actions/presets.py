@@ -15,6 +15,7 @@ from clusterkit.config.explain import Explanation, compare
 from clusterkit.config.explain import explain as explain_preset
 from clusterkit.config.resolve import applicable_values, resolve
 from clusterkit.ui import output
+from clusterkit.ui.width import fitted
 from trainer.allocation import AllocationError
 from trainer.allocation_text import parse
 from trainer.errors import UserError
@@ -31,13 +32,7 @@ def list_all(as_json: bool) -> None:
         output.result_json(
             {
                 "presets": [
-                    {
-                        "name": size.name,
-                        "description": size.description,
-                        "needs": size.needs,
-                        "task": size.task,
-                        "tasks": list(size.tasks),
-                    }
+                    {key: getattr(size, key) for key in ("name", "description", "needs", "task", "tasks")}
                     for size in sizes
                 ],
                 "tasks": [{"name": task.name, "description": task.description} for task in tasks],
@@ -78,21 +73,17 @@ def show(name: str, task: str | None, as_json: bool) -> None:
 def explain(name: str, key: str | None, task: str | None, *, everything: bool, as_json: bool) -> None:
     """Print what the settings mean, and why each has its value."""
     explanations = explain_preset(name, task, key, everything)
-    if as_json:
-        output.result_json(explanations)
-    else:
-        output.lines((_paragraph(explanation) for explanation in explanations), PROSE_COLUMNS)
+    text = fitted((_paragraph(explanation) for explanation in explanations), PROSE_COLUMNS)
+    output.outcome(text, explanations, as_json=as_json)
 
 
 def diff(first: str, second: str, task: str | None, as_json: bool) -> None:
     """Print what two presets set differently."""
     differences = compare(first, second, task)
-    if as_json:
-        output.result_json(differences)
-        return
     rows = [(item.key, _plain(item.first), _plain(item.second)) for item in differences]
     lines = columns([("", first, second), *rows])
-    output.result("\n".join(lines) if rows else f"{first} and {second} are the same")
+    text = "\n".join(lines) if rows else f"{first} and {second} are the same"
+    output.outcome(text, differences, as_json=as_json)
 
 
 def _paragraph(item: Explanation) -> str:
@@ -127,10 +118,7 @@ def plan(
     output.notes(translation_notes(overrides))
     memory = gibibytes(gpu_memory) if gpu_memory is not None else None
     planned = plan_preset(name, task, overrides, nodes, gpus_per_node, memory, gpu)
-    if as_json:
-        output.result_json(planned.as_dict())
-    else:
-        output.lines(plan_lines(planned), PROSE_COLUMNS)
+    output.outcome(fitted(plan_lines(planned), PROSE_COLUMNS), planned.as_dict(), as_json=as_json)
     if not planned.fits:
         raise typer.Exit(1)
 
@@ -142,9 +130,6 @@ def convert(allocation_mode: list[str], as_json: bool) -> None:
     except AllocationError as error:
         raise UserError(str(error)) from None
     texts = dialects_of(parsed)
-    if as_json:
-        output.result_json({"written_in": str(parsed.dialect), "gpus": parsed.gpus, **texts})
-    else:
-        output.result(
-            "\n".join([*(f"{dialect:<8} {text}" for dialect, text in texts.items()), f"GPUs     {parsed.gpus}"])
-        )
+    lines = [*(f"{dialect:<8} {text}" for dialect, text in texts.items()), f"GPUs     {parsed.gpus}"]
+    facts = {"written_in": str(parsed.dialect), "gpus": parsed.gpus, **texts}
+    output.outcome("\n".join(lines), facts, as_json=as_json)

@@ -19,10 +19,7 @@ from clusterkit.ui import output
 def ray_status(hosts: HostOptions, as_json: bool) -> None:
     """Print the cluster's nodes; the exit code says whether all are there."""
     state = asyncio.run(_observe(select(hosts_of_cluster(hosts))))
-    if as_json:
-        output.result_json(state.as_dict())
-    else:
-        output.result("\n".join(lines_of(state)))
+    output.outcome("\n".join(lines_of(state)), state.as_dict(), as_json=as_json)
     if not state.ready:
         raise typer.Exit(1)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,6 @@ def runs(
     """Print the runs of a user that fit.
 
     Args:
-        settings: KEY=VALUE words that they were started with.
         states: with commas; empty for all.
         sort: time, a column or a setting.
     """
@@ -61,7 +61,8 @@ def runs(
         records = backend.runs()
         records.fetch_overviews(whose)
         newest_first = overviews(records.folder, run.experiment, run.trial, whose)
-        listed = _first((one for one in newest_first if fits(one) and (not slurm or was_submitted(one.run))), last)
+        wanted = (one for one in newest_first if fits(one) and (not slurm or was_submitted(one.run)))
+        listed = list(islice(wanted, last))  # no more runs are looked at
         listed = order(listed[::-1])
         if reverse:
             listed.reverse()
@@ -105,16 +106,6 @@ def _tell_of_others(folder: Path, whose: str, ours: bool) -> None:
     found = ", ".join(f"{name} ({count})" for name, count in sorted(others.items()) if count)
     if found and ours:
         output.note(f"of others: {found}; --user NAME")
-
-
-def _first(found: Iterable[RunOverview], most: int | None) -> list[RunOverview]:
-    """Look at no more runs than are wanted."""
-    listed: list[RunOverview] = []
-    for one in found:
-        listed.append(one)
-        if len(listed) == most:
-            break
-    return listed
 
 
 def _filter(settings: list[str], states: str) -> Callable[[RunOverview], bool]:

@@ -36,10 +36,7 @@ T = TypeVar("T")
 def list_servers(run: RunOptions, hosts: HostOptions, *, as_json: bool) -> None:
     """Print a run's servers."""
     found = views(_servers(*_find(run, hosts)))
-    if as_json:
-        output.result_json({"servers": [view.as_dict() for view in found]})
-    else:
-        output.result("\n".join(table(found)))
+    output.outcome("\n".join(table(found)), {"servers": [view.as_dict() for view in found]}, as_json=as_json)
 
 
 def add(run: RunOptions, hosts: HostOptions, *, gpus: str, model: str, as_json: bool) -> None:

@@ -165,8 +165,5 @@ def _show_stopped(said: str, as_json: bool) -> None:
 
 def _show(found: list[Registration], as_json: bool) -> None:
     seen = views(found)
-    if as_json:
-        output.result_json({"servers": [view.as_dict() for view in seen]})
-        return
-    for line in table(seen, "judge servers"):
-        output.result(line)
+    text = "\n".join(table(seen, "judge servers"))
+    output.outcome(text, {"servers": [view.as_dict() for view in seen]}, as_json=as_json)

@@ -22,8 +22,5 @@ def setup(hosts: HostOptions, options: SetupOptions, *, retry: bool, as_json: bo
     if retry:
         selection = only_failed(selection)
     outcome = nothing_failed(cluster) if selection is None else run_setup(selection, options)
-    if as_json:
-        output.result_json(outcome.as_dict())
-    else:
-        output.result(outcome.text)
+    output.outcome(outcome.text, outcome.as_dict(), as_json=as_json)
     raise typer.Exit(outcome.exit_code)

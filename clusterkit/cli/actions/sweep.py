@@ -96,11 +96,7 @@ def sweep(sweeps: list[str], typed: TrainOptions) -> None:
 
 
 def _checked(backend: Backend, records: Runs, request: RunRequest) -> tuple[SweptRun, RunPlan]:
-    """Whether a trial can be started, and its plan.
-
-    Raises:
-        UserError: it cannot, or a run of its name had other settings.
-    """
+    """Whether a trial can be started, and its plan."""
     config = request.config.model_copy(update={"fileroot": str(records.folder)})
     with errors_with_original_paths(records):
         trial = choose_trial(config, named_by_user=True)
@@ -113,11 +109,7 @@ def _checked(backend: Backend, records: Runs, request: RunRequest) -> tuple[Swep
 
 
 def _all_of(items: Sequence[T], work: Callable[[T], S], name: Callable[[T], str]) -> list[S]:
-    """Do something for every trial; what is wrong with any of them is told together.
-
-    Raises:
-        UserError: it is wrong. RunError: the place does not answer.
-    """
+    """Do something for every trial; what is wrong with any of them is told together."""
     done: list[S] = []
     problems: dict[str, list[str]] = {}
     for item in items:

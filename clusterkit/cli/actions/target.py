@@ -94,9 +94,6 @@ def place_of_run(run: RunOptions, kind: Kind = Kind.NEWEST_RUN, hosts: HostOptio
 
     Args:
         kind: what decides when the user does not say; runs of others are on the cluster.
-
-    Raises:
-        UserError, RunError: as `target`.
     """
     if hosts is not None and hosts.hostnames is not None:
         if run.here:
@@ -175,7 +172,7 @@ def _compare_places(kind: Kind, typed: RunOptions, now: Current, local: RunDirec
     """Both this machine and the current cluster may have the run: look at the cluster."""
     from clusterkit.backends.ray.backend import RayBackend  # noqa: PLC0415 (asyncssh, only where a cluster is asked)
 
-    name = f"{local.experiment}/{local.trial}"
+    name = local.name
     selector = RunSelector(typed.experiment, typed.trial)
     try:
         with RayBackend(place_of(now.name), output.note) as cluster:
@@ -194,7 +191,7 @@ def _compare_places(kind: Kind, typed: RunOptions, now: Current, local: RunDirec
     if newest is None:
         dead = "alive " if kind is Kind.LIVING_RUN else ""
         return Target(None, f"on this machine (cluster {now.name} has no such run {dead}of yours)")
-    remote = f"{newest.run.experiment}/{newest.run.trial}"
+    remote = newest.run.name
     if newest.started_ago <= time.time() - last_start(local):
         return Target(
             now.name,

@@ -42,9 +42,6 @@ def for_checkpoint(checkpoint: str | None, typed: RunOptions) -> Target:
 
     Args:
         checkpoint: as typed; None for that of the newest run.
-
-    Raises:
-        UserError, RunError: as `target`.
     """
     if checkpoint is None:
         return target(Kind.NEWEST_RUN, typed)
@@ -67,6 +64,6 @@ def _refuse_unfinished(resolved: Resolved, cluster: str) -> None:
         return
     if trial.state is TrialState.RESUME:
         raise UserError(
-            f"{trial.run.experiment}/{trial.run.trial} is unfinished on this machine ({trial.run.logs}).\n"
+            f"{trial.run.name} is unfinished on this machine ({trial.run.logs}).\n"
             f"To go on with it, add --here; to train on the cluster, add --cluster {cluster}"
         )

@@ -30,11 +30,8 @@ def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bo
     if sample >= len(group):
         raise UserError(f"the task has {len(group)} trajectories: choose --sample 0 to {len(group) - 1}")
     found = trace_of(number, group, sample)
-    if as_json:
-        output.result_json({"run": f"{chosen.experiment}/{chosen.trial}", **asdict(found)})
-        return
-    output.result(f"{chosen.experiment}/{chosen.trial}")
-    output.result("\n".join(lines_of(found, full)))
+    text = "\n".join([chosen.name, *lines_of(found, full)])
+    output.outcome(text, {"run": chosen.name, **asdict(found)}, as_json=as_json)
 
 
 def trace_heldout(run: RunOptions, task: str | None, *, full: bool, as_json: bool) -> None:
@@ -48,12 +45,9 @@ def trace_heldout(run: RunOptions, task: str | None, *, full: bool, as_json: boo
         with errors_with_original_paths(runs):
             tasks = heldout_tasks(chosen)
     number = learned_task(tasks) if task is None else choose_task(tasks, task)
-    name = f"{chosen.experiment}/{chosen.trial}"
-    if as_json:
-        output.result_json({"run": name, "tasks": [one.task for one in tasks], **asdict(tasks[number])})
-        return
-    output.result(name)
-    output.result("\n".join(heldout_lines(tasks, number, shutil.get_terminal_size((100, 24)).columns, full)))
+    lines = heldout_lines(tasks, number, shutil.get_terminal_size((100, 24)).columns, full)
+    facts = {"run": chosen.name, "tasks": [one.task for one in tasks], **asdict(tasks[number])}
+    output.outcome("\n".join([chosen.name, *lines]), facts, as_json=as_json)
 
 
 @contextmanager

@@ -80,11 +80,7 @@ def refuse_config(file: str) -> None:
 
 
 def place_for(runs: Sequence[Resolved], typed: TrainOptions) -> Place:
-    """Where runs that are started together go, told on stderr.
-
-    Raises:
-        UserError: they go to different places, or to none that the options allow.
-    """
+    """Where runs that are started together go, told on stderr."""
     if typed.slurm or any("mode=slurm" in run.overrides for run in runs):
         place = slurm_place(typed.run.cluster is not None, typed.run.here, SlurmOptions(**typed.slurm_options))
     else:
@@ -135,7 +131,7 @@ def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json:
             output.result_json(submitted.as_dict())
         output.note(how_to_go_on)
         return
-    with showing(f"{run.experiment}/{run.trial}", shown) as progress:
+    with showing(run.name, shown) as progress:
         try:
             outcome = backend.follow(submitted, progress, again_command(sys.argv[1:]))
         except KeyboardInterrupt:

@@ -30,7 +30,7 @@ def settings_from(
         run = runs.find(*require_run_name(source))
         if holder := holder_of(run):
             raise UserError(
-                f"--recover-from: {run.experiment}/{run.trial} is being trained now by {holder}, and its recover "
+                f"--recover-from: {run.name} is being trained now by {holder}, and its recover "
                 "checkpoints change. Stop it first (clusterkit stop), or name one of its persistent checkpoints by its "
                 "path"
             )

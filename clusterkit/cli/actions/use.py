@@ -13,12 +13,7 @@ from trainer.errors import UserError
 
 
 def use(name: str | None, *, here: bool, as_json: bool) -> None:
-    """Make the cluster the current one, or none of them; without either, list all.
-
-    Raises:
-        UserError: a cluster and this machine were named, or there is no such cluster. RunError: the choice cannot be
-            written.
-    """
+    """Make the cluster the current one, or none of them; without either, list all."""
     if name is not None and here:
         raise UserError("--here and NAME are two places: choose one")
     if name is None and not here:

@@ -6,7 +6,6 @@ An asset is a folder that appears whole or not at all, with a manifest of its fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import Any, Literal
 
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.data.assets import hotpotqa, problems, smollm2
+from clusterkit.data.assets.download import Say
 from clusterkit.data.assets.manifest import differences, origin, read_manifest, write_manifest
 from trainer.assets import cache_root, check_model, model_folder
 from trainer.errors import UserError
 from trainer.files import tree_bytes
 from trainer.staging import restore_replaced, staged_folder
 from trainer.tasks.hotpotqa_data import load_corpus
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +76,11 @@ def list_assets(cache_dir: str = "") -> list[dict[str, Any]]:
 def get_asset(
     name: str, source: str = "", cache_dir: str = "", force: bool = False, say: Say = print
 ) -> dict[str, Any]:
-    """Fetch an asset into the cache unless a good copy is there.
+    """Fetch an asset into the cache unless a good copy is there; return a record for --json.
 
     Args:
         source: a file, folder or URL; empty: the default one.
         cache_dir: the cache; empty: the usual one.
-
-    Returns:
-        A record for --json.
 
     Raises:
         UserError: no such asset, unusable source, a missing package, a damaged copy, a cache that cannot be written.

@@ -14,8 +14,10 @@ READ_SECONDS = 60.0
 PROGRESS_BYTES = 10_000_000
 """Bytes between two messages about progress."""
 
+Say = Callable[[str], None]
 
-def download(url: str, file: Path, say: Callable[[str], None], expected_sha256: str = "") -> None:
+
+def download(url: str, file: Path, say: Say, expected_sha256: str = "") -> None:
     """Save `url` as `file`.
 
     Raises:

@@ -10,12 +10,12 @@ import gzip
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from clusterkit.data.assets.download import download
+from clusterkit.data.assets.download import Say, download
 from clusterkit.data.assets.manifest import origin
 from trainer.errors import UserError
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, find_file, load_corpus
@@ -23,8 +23,6 @@ from trainer.tasks.jsonl import kind
 
 DEFAULT_URL = "http://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json"
 DEFAULT_SHA256 = "4e9ecb5c8d3b719f624d66b60f8d56bf227f03914f5f0753d6fa1b359d7104ea"
-
-Say = Callable[[str], None]
 
 
 def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:

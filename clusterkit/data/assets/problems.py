@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from clusterkit.data.assets.download import download
+from clusterkit.data.assets.download import Say, download
 from clusterkit.data.assets.manifest import origin
 from evaluation.suites.problems import read_problems
 from trainer.errors import UserError
@@ -23,8 +22,6 @@ HUB = "https://huggingface.co"
 _GITHUB = "https://raw.githubusercontent.com"
 _AREAL = f"{_GITHUB}/areal-project/AReaL/de3f66a90c374560f72bdc1e8200a55de8b26015/evaluation/data"
 FILE = "test.jsonl"
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

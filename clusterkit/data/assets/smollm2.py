@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from clusterkit.data.assets.download import Say
 from clusterkit.data.assets.manifest import origin
 from trainer.errors import RunError, UserError
 from trainer.files import sha256
@@ -27,8 +27,6 @@ NEARLY_FULL_BYTES = 100_000_000
 DOWNLOAD_SECONDS = 1800
 CONVERT_SECONDS = 900
 PACKAGES = ("torch", "transformers", "safetensors", "gguf")
-
-Say = Callable[[str], None]
 
 
 def fetch(source: str, folder: Path, say: Say) -> dict[str, Any]:

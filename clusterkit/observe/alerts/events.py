@@ -64,11 +64,10 @@ def alert_of(status: Status, reasons: Iterable[str]) -> Alert | None:
 
 
 def _headline(status: Status, event: str, message: str) -> str:
-    name = f"{status.run.experiment}/{status.run.trial}"
     at = f" at step {status.history.global_step} of {status.total_steps or '?'}"
     if event == "stalled":
-        return f"{name} is stalled{at}: nothing recorded for {duration(status.silence)}"
-    return f"{name} {event}{at}" + (f": {message}" if message else "")
+        return f"{status.run.name} is stalled{at}: nothing recorded for {duration(status.silence)}"
+    return f"{status.run.name} {event}{at}" + (f": {message}" if message else "")
 
 
 class Delivered:

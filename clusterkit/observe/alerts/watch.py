@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterkit.backends.records import Runs
 from clusterkit.observe.alerts.delivery import WAITS, Receiver, UndeliveredError, deliver
 from clusterkit.observe.alerts.events import Alert, Delivered, alert_of
 from clusterkit.runs.diagnose.view import explain_status
@@ -15,9 +15,6 @@ from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.status import observe
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from clusterkit.backends.records import Runs
 
 
 class Watcher:
@@ -41,7 +38,7 @@ class Watcher:
         record: Path | None = None,
     ) -> None:
         self.run, self.receiver, self.say, self.waits = run, receiver, say, waits
-        self._mirror, self._record = mirror, record or run.logs / "alerts.json"
+        self._mirror, self._record = mirror or Runs(run.fileroot), record or run.logs / "alerts.json"
         self.delivered = Delivered(self._record, receiver.name)
         self._tail, self._history = MetricsTail(run.metrics), History()
         self._problem = ""
@@ -52,15 +49,13 @@ class Watcher:
         Raises:
             RunError: the run is remote and cannot be reached.
         """
-        if self._mirror is not None:
-            self._mirror.fetch(self.run, logs=False)
+        self._mirror.fetch(self.run)
         self._history.extend(self._tail.read())
         status = observe(self.run, time.time(), self._history)
         alert = alert_of(status, ())
         if alert is None or alert in self.delivered:
             return status.state, True
-        if self._mirror is not None:
-            self._mirror.fetch(self.run, logs=True)
+        self._mirror.fetch(self.run, logs=True)
         return status.state, self._send(alert_of(status, explain_status(status)) or alert)
 
     def watch(self, every: float, sleep: Callable[[float], None] = time.sleep) -> bool:
@@ -88,8 +83,7 @@ class Watcher:
     def _send(self, alert: Alert) -> bool:
         what = f"{alert.body['event']}, step {alert.body['global_step']}"
         try:
-            body = self._mirror.with_original_paths(alert.body) if self._mirror else alert.body
-            deliver(self.receiver, body, self.waits)
+            deliver(self.receiver, self._mirror.with_original_paths(alert.body), self.waits)
         except UndeliveredError as error:
             self._say_once(f"not delivered ({what}): {error}; trying again")
             return False

@@ -29,23 +29,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """One plot over the steps.
-
-    Args:
-        title: its heading.
-        unit: of all its numbers.
-        meaning: one sentence.
-        names: of the numbers that it shows.
-        from_zero: the axis begins at 0.
-        stacked: number of the run whose numbers are stacked as areas; None: lines of all runs.
-    """
+    """One plot over the steps."""
 
     title: str
-    unit: str
-    meaning: str
-    names: tuple[str, ...]
-    from_zero: bool = False
-    stacked: int | None = None
+    unit: str  # of all its numbers
+    meaning: str  # one sentence
+    names: tuple[str, ...]  # of the numbers that it shows
+    from_zero: bool = False  # the axis begins at 0
+    stacked: int | None = None  # number of the run whose numbers are stacked as areas; None: lines of all runs
 
 
 REWARD = Chart(

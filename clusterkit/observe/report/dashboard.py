@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+from clusterkit.backends.records import Runs
 from clusterkit.observe.report.page import content, content_policy, document
 from clusterkit.observe.report.plots import Plots, plots
 from clusterkit.observe.report.source import Run, RunReader
@@ -27,9 +27,6 @@ from clusterkit.runs.choose import choose_runs
 from clusterkit.runs.directory import RunDirectory, runs
 from clusterkit.ui.markup import Html, tag
 from trainer.errors import RunError, UserError
-
-if TYPE_CHECKING:
-    from clusterkit.backends.records import Runs
 
 LIVE_SECONDS = 3.0
 """Seconds between requests of an open page for new content."""
@@ -48,7 +45,6 @@ class Views:
     """Pages of the runs below a folder, with caches of records and plots. Safe for threads.
 
     Args:
-        fileroot: the folder.
         experiment: of the run that is shown first; None: any.
         trial: of that run; None: the newest.
         compare: runs over it.
@@ -64,7 +60,7 @@ class Views:
         mirror: Runs | None = None,
     ) -> None:
         self.fileroot = fileroot
-        self._mirror = mirror
+        self._mirror = mirror or Runs(fileroot)
         self._preset = (experiment, trial, tuple(compare))
         self._lock = threading.Lock()
         self._readers: dict[RunDirectory, RunReader] = {}
@@ -81,11 +77,7 @@ class Views:
         return document(title, self.content(run, compare), self._navigation(run, compare), LIVE_SECONDS)
 
     def content(self, run: str, compare: Sequence[str] | None, known: str = "") -> Html:
-        """Return the changing part of that page, without the parts whose versions are `known`.
-
-        Raises:
-            UserError: a name is not valid.
-        """
+        """Return the changing part of that page, without the parts whose versions are `known`."""
         try:
             directories = self._up_to_date(run, compare)
             with self._lock:
@@ -96,14 +88,11 @@ class Views:
                 if self._drawn is None or not _same(self._drawn[0], key):
                     self._drawn = (key, plots(found))
                 shown = content(found, time.time(), self._drawn[1], known)
-                return Html(self._mirror.with_original_paths(shown)) if self._mirror else shown
+                return Html(self._mirror.with_original_paths(shown))
         except RunError as error:  # there is no such run yet, or it cannot be read now
-            message = self._mirror.with_original_paths(str(error)) if self._mirror else str(error)
-            return tag("p", message, cls="empty")
+            return tag("p", self._mirror.with_original_paths(str(error)), cls="empty")
 
     def _up_to_date(self, run: str, compare: Sequence[str] | None) -> list[RunDirectory]:
-        if self._mirror is None:
-            return self._choose(run, compare)
         self._mirror.index()
         directories = self._choose(run, compare)
         for directory in directories:
@@ -127,7 +116,7 @@ class Views:
         return reader
 
     def _navigation(self, run: str, compare: Sequence[str] | None) -> Html:
-        names = [f"{one.experiment}/{one.trial}" for one in reversed(runs(self.fileroot))][:MOST_LISTED]
+        names = [one.name for one in reversed(runs(self.fileroot))][:MOST_LISTED]
         experiment, trial, _ = self._preset
         preset = "/".join(name for name in (experiment, trial) if name)
         choices = [("", f"newest of {preset}" if preset else "the newest"), *((one, one) for one in names)]
@@ -156,11 +145,7 @@ def _same(old: list[tuple[Run, int]], new: list[tuple[Run, int]]) -> bool:
 
 
 class Dashboard(ThreadingHTTPServer):
-    """The server. It listens on loopback and answers only requests with `token`.
-
-    Raises:
-        UserError: the port is not available.
-    """
+    """The server. It listens on loopback and answers only requests with `token`."""
 
     daemon_threads = True
 
@@ -202,9 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with a page or the changing part of one."""
         if not self._is_local():
             # DNS rebinding: a web site may resolve its name to 127.0.0.1 to read us by the user's browser.
-            self._answer(
-                HTTPStatus.FORBIDDEN, "The dashboard answers to 127.0.0.1 and localhost alone.\n", "text/plain"
-            )
+            self._answer(HTTPStatus.FORBIDDEN, "The dashboard answers to 127.0.0.1 and localhost alone.\n")
             return
         address = urlsplit(self.path)
         query = parse_qs(address.query, keep_blank_values=True)
@@ -214,13 +197,11 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.FORBIDDEN,
                 "Open the address that `clusterkit dashboard` has printed, all of it: it holds the token that only "
                 "its user knows. A dashboard that was started again has another one.\n",
-                "text/plain",
             )
             return
         if typed and address.path == "/":  # remove the token from the address that the browser shows and remembers
-            self._answer(
-                HTTPStatus.SEE_OTHER, "", "text/plain", "/" + (f"?{urlencode(query, doseq=True)}" if query else "")
-            )
+            location = "/" + (f"?{urlencode(query, doseq=True)}" if query else "")
+            self._answer(HTTPStatus.SEE_OTHER, "", location=location)
             return
         run, known = (query.get(name, [""])[-1] for name in ("run", "drawn"))
         # The form sends an empty name for the newest run, and no `compare` where every box is empty.
@@ -231,13 +212,13 @@ class _Handler(BaseHTTPRequestHandler):
             elif address.path == "/page":
                 text = self.server.views.content(run, compare, known)
             else:
-                self._answer(HTTPStatus.NOT_FOUND, "There is nothing here: the dashboard is at /\n", "text/plain")
+                self._answer(HTTPStatus.NOT_FOUND, "There is nothing here: the dashboard is at /\n")
                 return
         except UserError as error:
-            self._answer(HTTPStatus.BAD_REQUEST, f"{error}\n", "text/plain")
+            self._answer(HTTPStatus.BAD_REQUEST, f"{error}\n")
         except Exception as error:
             traceback.print_exc()
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}\n", "text/plain")
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}\n")
         else:
             self._answer(HTTPStatus.OK, text, "text/html")
 
@@ -266,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         pairs = (part.strip().partition("=") for part in parts)
         return next((value for name, _, value in pairs if name == self.server.cookie), "")
 
-    def _answer(self, status: HTTPStatus, text: str, kind: str, location: str = "") -> None:
+    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain", location: str = "") -> None:
         """Send an answer. `location`: redirect there, with the token in a cookie."""
         data = text.encode()
         self.send_response(status)

@@ -90,9 +90,7 @@ def parts_of(text: str, marks: Sequence[tuple[int, int, int]], limit: int) -> li
     """Return a section's text in parts, cut to about `limit` characters: its beginning, and what is around each mark.
 
     Args:
-        text: the section.
         marks: start and end of each gold sentence, and its number.
-        limit: in characters.
     """
     kept = [(0, len(text))]
     if len(text) > limit:

@@ -52,9 +52,7 @@ def content(runs: Sequence[Run], now: float, drawn: Plots | None = None, known: 
     """Return the content of the page of one run, or of several over one another.
 
     Args:
-        runs: one or more.
         now: Unix seconds.
-        drawn: their plots, if they were drawn already.
         known: versions of the parts that the reader has, apart by blanks: these are then left out.
     """
     drawn = drawn or plots(runs)

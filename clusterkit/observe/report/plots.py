@@ -22,19 +22,12 @@ _NONE = Html("No training step has ended yet: plots begin with the first one.")
 
 @dataclass(frozen=True)
 class Plots:
-    """The plots of runs.
+    """The plots of runs."""
 
-    Attributes:
-        markup: those of the first section, whether it learns, with the data of all.
-        version: changes with the content of any.
-        more: those of the further sections; None without any.
-        some: whether there are any plots.
-    """
-
-    markup: Html
-    version: str
-    more: Html | None = None
-    some: bool = True
+    markup: Html  # those of the first section, whether it learns, with the data of all
+    version: str  # changes with the content of any
+    more: Html | None = None  # those of the further sections; None without any
+    some: bool = True  # whether there are any plots
 
 
 def plots(runs: Sequence[Run]) -> Plots:

@@ -12,17 +12,14 @@ MOST_POINTS = 1000
 
 @dataclass(frozen=True)
 class Series:
-    """One number over the steps. Each point is the mean, least and greatest value of the steps `first` to `last`.
-
-    `non_finite`: steps whose value is no finite number.
-    """
+    """One number over the steps. Each point is the mean, least and greatest value of the steps `first` to `last`."""
 
     first: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
     mean: tuple[float, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
-    non_finite: tuple[int, ...] = ()
+    non_finite: tuple[int, ...] = ()  # steps whose value is no finite number
 
     @property
     def thinned(self) -> bool:
@@ -60,7 +57,6 @@ class Numbers:
         """Add the value of a step.
 
         Args:
-            name: of the number.
             step: the training step; steps may come in any order.
             value: None and booleans are skipped; what is no finite number (JSON has "nan" and "inf" as text) is
                 listed in `non_finite`.

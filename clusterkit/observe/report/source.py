@@ -44,7 +44,7 @@ class Run:
     @property
     def name(self) -> str:
         """EXPERIMENT/TRIAL."""
-        return f"{self.directory.experiment}/{self.directory.trial}"
+        return self.directory.name
 
     def status(self, now: float) -> Status:
         """Return the status of the run at `now` (Unix seconds), by the records that were read."""
@@ -95,11 +95,7 @@ class RunReader:
         self._begin()
 
     def read(self) -> Run:
-        """Return the run as it is now: the same object as before, unless its file was replaced.
-
-        Raises:
-            RunError: the records cannot be read.
-        """
+        """Return the run as it is now: the same object as before, unless its file was replaced."""
         inode, size = _file(self.directory.metrics)
         if inode != self._file[0] or size < self._file[1]:
             self._begin()

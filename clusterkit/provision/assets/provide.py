@@ -42,7 +42,6 @@ async def provide(
 
     Raises:
         Refused: a folder of the user's has that name or cannot be used, or a download ended incomplete.
-        HostError: the host or the copy failed.
         UserError, RunError: an asset could not be fetched onto this machine.
     """
     view = await look(session, asset)
@@ -62,11 +61,7 @@ async def provide(
 
 
 async def compare(head: Session, other: Session, asset: NodeAsset) -> str:
-    """Return how another host's view of the asset differs from the head's; empty where it does not.
-
-    Raises:
-        HostError: a host cannot be asked.
-    """
+    """Return how another host's view of the asset differs from the head's; empty where it does not."""
     return difference(*await asyncio.gather(look(head, asset), look(other, asset)))
 
 

@@ -69,7 +69,6 @@ async def upload(
 
     Raises:
         Refused: the host's folder holds something else.
-        HostError: the host, or the copy, failed.
     """
     files = local_files(folder)
     manifest = view.manifest["files"] if view.manifest else None

@@ -127,15 +127,11 @@ async def send(
     on_bytes: Callable[[int], None] | None = None,
     slot: UploadSlot = unlimited,
 ) -> int:
-    """Send the packages for a host's release that the host does not have yet.
+    """Send the packages for a host's release that the host does not have yet; return the bytes sent.
 
     Args:
         system: release of the host, such as debian-12.
         folder: on the host; the value of `DesiredState.bundle`.
-        on_bytes: gets the bytes sent so far.
-
-    Returns:
-        Bytes sent.
 
     Raises:
         UserError: the bundle was not built for the release.

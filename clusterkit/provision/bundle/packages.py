@@ -73,14 +73,11 @@ def fetch(
     sets: Mapping[str, tuple[str, ...]] | None,
     say: Say,
 ) -> list[Path]:
-    """Fill `target` with the packages of all sets, their dependencies, and an index.
+    """Fill `target` with the packages of all sets, their dependencies, and an index; return its files.
 
     Args:
         work: folder for package lists and unfinished downloads.
         sets: names of packages by set; None: those of `package_sets`.
-
-    Returns:
-        The files in `target`.
 
     Raises:
         UserError: a tool or a keyring is missing.

@@ -153,7 +153,6 @@ async def _without_a_part(
 
     Args:
         results: of the try with what NCCL chooses by itself.
-        world: number of ranks.
 
     Returns:
         What was left out, the results and the findings on them; None with what was given where all tries fail, and with

@@ -51,14 +51,10 @@ async def keep(
     *,
     root: bool = True,
 ) -> list[Finding]:
-    """Keep the settings of every host in its container.
+    """Keep the settings of every host in its container; find what runs get from now on, and where that failed.
 
     Args:
         containers: name of the container, by host.
-        settings: by host.
-
-    Returns:
-        What runs get from now on, and hosts where it could not be kept.
     """
     made = time.time()
     written = await _in_containers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterkit.common.finding import Finding, Level, worst
@@ -21,12 +21,11 @@ from clusterkit.provision.checks.storage import storage_shared
 from clusterkit.provision.facts.model import Facts
 from clusterkit.provision.facts.probe import ProbeRequest, gather
 from clusterkit.provision.ray.addresses import node_address
+from clusterkit.provision.ray.hosts import Connect
 from clusterkit.provision.ray.model import running_containers
 from clusterkit.provision.ray.ports import Ports
 from clusterkit.provision.steps.step import Refused
 from clusterkit.ssh.api import HostError, Session
-
-Connect = Callable[[Host], Awaitable[Session]]
 
 
 @dataclass(frozen=True)

@@ -66,14 +66,13 @@ async def storage_shared(
 ) -> StorageReport:
     """Probe the folder from all hosts at once. Nothing stays behind, and a missing folder is not made.
 
+    A host that is lost meanwhile is a finding.
+
     Args:
         run_in: runs the probe elsewhere on a host, such as in a container.
         root: probe as root, as the containers do.
         delay: seconds that a file of another host may take to appear; the new text of a renamed file, which network
             file systems cache, may take twelve times as long.
-
-    Returns:
-        Findings; a host that is lost meanwhile is one of them.
     """
     probe = _Probe(folder, run_in, root, delay)
     report = StorageReport()

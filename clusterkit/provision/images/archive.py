@@ -80,12 +80,8 @@ async def write(
     Args:
         zstd: compress with zstd, which every host has that will load it.
 
-    Returns:
-        The archive as it is on record.
-
     Raises:
         ImageError: the archive could not be written.
-        HostError: as `Session.run`.
     """
     host = session.host.name
     compression = "zstd" if zstd else "gzip"
@@ -136,7 +132,6 @@ async def load(session: Session, archive: Archive, *, progress: Progress | None 
 
     Raises:
         ImageError: the host does not see the file as it was written, or cannot load it.
-        HostError: as `Session.run`.
     """
     path = shlex.quote(archive.path)
     unpack = "zstd -q -dc" if archive.compression == "zstd" else "gzip -dc"

@@ -27,19 +27,14 @@ async def build(
     torch_index: str | None = None,
     on_output: Callable[[str], None] | None = None,
 ) -> Image:
-    """Build an image unless the host has it already.
+    """Build an image unless the host has it already, and return it.
 
     Args:
         ca_bundle: PEM certificates to trust while building.
         pip_find_links: a URL, or a folder on this machine whose wheels are sent along.
         torch_index: where the CPU build of torch comes from; None: the pinned address.
 
-    Returns:
-        The image that the host has then.
-
     Raises:
-        ImageError: the build failed.
-        HostError: as `Session.run`.
         UserError: a folder of wheels does not exist.
     """
     if (found := await find_built(session, recipe)) is not None:

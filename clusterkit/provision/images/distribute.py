@@ -83,7 +83,6 @@ class Distribution:
 
         Raises:
             ImageError: the host does not have it and cannot get it.
-            HostError: as `Session.run`.
         """
         began, method = time.monotonic(), Method.PRESENT
         self._origin = session
@@ -176,7 +175,6 @@ class Distribution:
 
         Raises:
             ImageError: no method worked, or the host ended up with another image.
-            HostError: as `Session.run`.
         """
         reference_image, began = self._reference_image(), time.monotonic()
         image = await inspect(session, reference_image.run_as)

@@ -82,7 +82,6 @@ async def inspect(session: Session, reference: str) -> Image | None:
 
     Raises:
         ImageError: Docker does not answer.
-        HostError: as `Session.run`.
     """
     check_reference(reference)
     try:

@@ -71,7 +71,6 @@ async def write(cluster: str, lock: Lock, session: Session, storage: str) -> boo
     """Write both locks where they are not of this image. Return whether anything was written.
 
     Raises:
-        HostError: the storage cannot be written to.
         OSError: the configuration folder cannot be written to.
     """
     text = lock.model_dump_json(indent=2) + "\n"

@@ -56,7 +56,6 @@ async def check_image(session: Session, reference: str, needs: ImageNeeds) -> No
 
     Raises:
         ImageError: the image lacks a package, or cannot be run.
-        HostError: as `Session.run`.
     """
     command = ["docker", "run", "--rm", "--pull", "never", "--network", "none", "--entrypoint", "python3", reference]
     result = await session.run(shlex.join([*command, "-c", _PROBE, *needs.packages]), root=True, timeout=LOOK_SECONDS)

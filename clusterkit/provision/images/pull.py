@@ -24,11 +24,7 @@ _FINAL = ("manifest unknown", "not found", "denied", "unauthorized", "invalid re
 
 
 async def resolve(session: Session, reference: str) -> str:
-    """Return what a reference means in its registry now: NAME@sha256:…; empty where only a pull can tell.
-
-    Raises:
-        HostError: as `Session.run`.
-    """
+    """Return what a reference means in its registry now: NAME@sha256:…; empty where only a pull can tell."""
     if "@" in reference:
         return reference
     if is_id(reference):
@@ -70,7 +66,6 @@ async def pull(
 
     Raises:
         ImageError: the image cannot be pulled.
-        HostError: as `Session.run`.
     """
     host, wanted = session.host.name, digest or reference
     meter = _Meter(host, progress)

@@ -24,7 +24,6 @@ async def relay(
 
     Raises:
         ImageError: the transfer failed; `host` is where.
-        HostError: as `Session.run`.
     """
     host = target.host.name
 

@@ -23,11 +23,7 @@ class Connected:
 
 @asynccontextmanager
 async def connected(hosts: Iterable[Host], connect: Connect) -> AsyncIterator[Connected]:
-    """Connect to all hosts at once; the sessions are closed when the block ends.
-
-    Raises:
-        UserError: a key or configuration is wrong for all hosts.
-    """
+    """Connect to all hosts at once; the sessions are closed when the block ends."""
     wanted = list(hosts)
     outcomes = await asyncio.gather(*(connect(host) for host in wanted), return_exceptions=True)
     answers = dict(zip((host.name for host in wanted), outcomes, strict=True))

@@ -61,7 +61,6 @@ async def wait_for_head(session: Session, cluster: str, ports: Ports | None = No
 
     Raises:
         NodeFailedError: the container is gone or dead, or the API did not answer in time; with its log's last lines.
-        HostError: the host could not be asked.
     """
     host, loop = session.host.name, asyncio.get_running_loop()
     end = loop.time() + HEAD_SECONDS
@@ -91,9 +90,6 @@ async def wait_until_ready(
     Args:
         expected: GPUs by host (None: as many as its Ray was started with); default: all hosts.
 
-    Returns:
-        The state of the ready cluster.
-
     Raises:
         NotReadyError: not within READY_SECONDS, or a container ended.
     """
@@ -117,7 +113,6 @@ async def require_replaceable(refusal: MustReplace, head: Session, settings: Ray
 
     Raises:
         MustReplace: `refusal` with the jobs that would end, or with those of others.
-        HostError: the head could not be asked.
     """
     answer = await ask_ray(head, settings.cluster.name, settings.ports)
     if not settings.recreate:

@@ -48,7 +48,6 @@ async def cluster_token(head: Session, cluster: str) -> str:
     The last two are saved on this machine.
 
     Raises:
-        HostError: the head cannot be asked.
         UserError: the operator's copy is damaged, or a new one cannot be written.
     """
     token = read_token(cluster)

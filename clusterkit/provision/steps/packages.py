@@ -34,11 +34,7 @@ BASE_PACKAGES = {
 
 
 def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
-    """Set proxies, certificates and mirror, then install the base packages that are missing.
-
-    Raises:
-        Refused: the system is not supported.
-    """
+    """Set proxies, certificates and mirror, then install the base packages that are missing."""
     system = system_of(facts)
     return (
         *_proxies(system, facts, desired),

@@ -64,11 +64,7 @@ def has_systemd(facts: Facts) -> bool:
 
 
 def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:  # noqa: ARG001
-    """Refuse what the other steps cannot work on. There is never anything to change.
-
-    Raises:
-        Refused: the release or the processor is not supported.
-    """
+    """Refuse what the other steps cannot work on. There is never anything to change."""
     system_of(facts)
     return ()
 

@@ -24,8 +24,7 @@ CDI_SPECIFICATION = "/var/run/cdi/nvidia.yaml"  # where the toolkit's own refres
 def plan(facts: Facts, desired: DesiredState) -> tuple[Action, ...]:
     """Install the toolkit where its pinned release or a newer one is missing, and describe the GPUs to CDI.
 
-    Returns:
-        No actions on a host without GPUs.
+    A host without GPUs needs no actions.
 
     Raises:
         Refused: there are GPUs and no working driver, or no GPUs where some were asked for.

@@ -187,13 +187,10 @@ def diagnose_log(path: Path) -> Diagnosis:
 
 
 def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Change], trial: str = "") -> str:
-    """Rebuild the `clusterkit train` command of a run from its configuration, with changed settings.
+    """Rebuild a run's `clusterkit train` command from its configuration, with changed settings; empty if impossible.
 
     Args:
         trial: name of a new trial; its command also has the settings that were applied to this run.
-
-    Returns:
-        The command; empty if it cannot be rebuilt.
     """
     if config is None or not config.preset:
         return ""

@@ -33,7 +33,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         # Messages of runs that were stopped begin with that word themselves.
         apart = " " if message.startswith(f"{diagnosis.state} ") else ": "
         more = f"{apart}{message.removeprefix(f'{diagnosis.state} ')}" if message else ""
-        lines += [f"{run.experiment}/{run.trial} {_STATES.get(diagnosis.state, diagnosis.state)}{more}", ""]
+        lines += [f"{run.name} {_STATES.get(diagnosis.state, diagnosis.state)}{more}", ""]
     lines += [f"note: {note}" for note in diagnosis.notes]
     if not diagnosis.findings:
         lines.append("Nothing that is known to go wrong was found in")

@@ -275,7 +275,6 @@ def newest_history(path: Path, *, evaluates: bool = True) -> tuple[History, int]
     It has the newest steps, the newest held-out evaluation and how the run ended. It is empty where there is no file.
 
     Args:
-        path: metrics.jsonl.
         evaluates: the run evaluates between its first and last step, so that there is one to be looked for.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Our jobs in Slurm's queue. A job's name identifies the run, its working directory is the run's folder."""
+"""Our jobs in Slurm's queue. A job's name identifies the run, its working directory is the run's folder.
+
+What asks for jobs raises SlurmError where Slurm does not answer.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +68,7 @@ def forget_queue() -> None:
 
 
 def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
-    """Return a user's jobs of clusterkit that wait or run; without `fresh` perhaps as of a second ago.
-
-    Args:
-        user: whose; None for ours.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
+    """Return a user's jobs of clusterkit that wait or run; without `fresh` perhaps as of a second ago."""
     user = user or user_name()
     looked, jobs = _seen.get(user, (-FRESH_SECONDS, []))
     if fresh or time.monotonic() - looked >= FRESH_SECONDS:
@@ -87,11 +83,7 @@ def our_jobs(user: str | None = None, *, fresh: bool = True) -> list[SlurmJob]:
 
 
 def queued_jobs(user: str | None = None) -> list[SlurmJob]:
-    """Return clusterkit's jobs that wait or run, of one user or of all, the oldest first.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
+    """Return clusterkit's jobs that wait or run, of one user or of all, the oldest first."""
     whose = [] if user is None else [f"--user={user}"]
     command = ["squeue", "--noheader", "--sort=i", *whose, "--format=%i|%T|%r|%j|%u|%S|%Z"]
     queue = slurm(command, {**os.environ, "SLURM_TIME_FORMAT": "%s"})
@@ -107,7 +99,7 @@ def queued_jobs(user: str | None = None) -> list[SlurmJob]:
 
 
 def job_of(run: RunDirectory, *, fresh: bool = True) -> SlurmJob | None:
-    """Return the job of a run that waits or runs, or None. Raises SlurmError: Slurm does not answer."""
+    """Return the job of a run that waits or runs, or None."""
     return next((job for job in our_jobs(run.user, fresh=fresh) if job.run_dir == str(run.logs)), None)
 
 
@@ -125,16 +117,12 @@ def holder_of(run: RunDirectory) -> str | None:
         if job is not None:
             return f"Slurm job {job.number}"
     except SlurmError:
-        return None if _has_ended(run) else "a Slurm job (the controller does not answer)"
-    return "a Slurm job (there is no squeue here to ask about it)" if not has_slurm() and not _has_ended(run) else None
+        return None if run.has_ended else "a Slurm job (the controller does not answer)"
+    return "a Slurm job (there is no squeue here to ask about it)" if not has_slurm() and not run.has_ended else None
 
 
 def find_job(number: str) -> SlurmJob | None:
-    """Return a job by its number, also for some minutes after its end; None if Slurm has forgotten it.
-
-    Raises:
-        SlurmError: Slurm does not answer.
-    """
+    """Return a job by its number, also for some minutes after its end; None if Slurm has forgotten it."""
     try:
         shown = slurm(["scontrol", "--oneliner", "show", "job", number])
     except SlurmError as error:
@@ -152,9 +140,3 @@ def find_job(number: str) -> SlurmJob | None:
         fields.get("WorkDir", ""),
         int(code) or (128 + int(number_of_signal) if int(number_of_signal or 0) else 0),
     )
-
-
-def _has_ended(run: RunDirectory) -> bool:
-    """Whether the last attempt has ended, or there was none."""
-    numbers = run.attempt_numbers()
-    return not numbers or (run.logs / f"attempt_{numbers[-1]}" / "exit.json").exists()

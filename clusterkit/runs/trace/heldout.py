@@ -40,20 +40,15 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class HeldoutTask:
-    """A held-out task, its sections, and what was read before and after training.
-
-    Args:
-        sections: texts; "" where the agent does not tell what it read.
-        before, after: None where that is not recorded.
-    """
+    """A held-out task, its sections, and what was read before and after training."""
 
     task: str
     question: str
     answers: tuple[str, ...]
     gold: tuple[GoldSentence, ...]
-    sections: tuple[str, ...]
-    before: Reading | None
-    after: Reading | None
+    sections: tuple[str, ...]  # texts; "" where the agent does not tell what it read
+    before: Reading | None  # None where that is not recorded
+    after: Reading | None  # likewise
 
     def readings(self) -> list[tuple[str, Reading]]:
         """Return those that are recorded, by name."""
@@ -73,7 +68,7 @@ def heldout_tasks(run: RunDirectory) -> list[HeldoutTask]:
     if tasks:
         return tasks
     raise UserError(
-        f"{run.experiment}/{run.trial} has no record of held-out tasks: runs write one before the first step and one "
+        f"{run.name} has no record of held-out tasks: runs write one before the first step and one "
         "after the last, unless eval.save_trajectories is 0 or nothing is held out, and those of earlier versions have "
         "none; clusterkit trace without --heldout shows training tasks"
     )

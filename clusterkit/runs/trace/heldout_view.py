@@ -22,11 +22,7 @@ _MISSING = {
 
 
 def heldout_lines(tasks: Sequence[HeldoutTask], number: int, width: int, full: bool = False) -> list[str]:
-    """Return one task section by section, and below it which others there are.
-
-    Args:
-        width: of the terminal, in characters.
-    """
+    """Return one task section by section, and below it which others there are."""
     task, width = tasks[number], min(max(width, NARROWEST), WIDEST)
     lines = [f"held-out task {number} of {len(tasks)}, {cut(task.task, True)}"]
     lines += _wrapped("question  ", cut(task.question, True), width)

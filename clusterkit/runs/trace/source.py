@@ -74,9 +74,6 @@ def read_groups(
     Args:
         otherwise: what to do where it cannot be read.
         most: only the first tasks, so many; a file has those of a task one after the other.
-
-    Raises:
-        RunError: it cannot be read.
     """
     groups: dict[str, list[Record]] = {}
     for record in _read(path, otherwise):
