@@ -132,7 +132,7 @@ def main() -> None:
         signal.signal(number, signal.default_int_handler)
     given = base.parse(description=__doc__)
     if not Path(given.tokenizer).is_dir():
-        raise SystemExit(f"{given.tokenizer}: there is no such folder; give one with an instruction model's tokenizer")
+        raise SystemExit(f"{given.tokenizer}: no such folder; give one with an instruction model's tokenizer")
     given.settings = [*EACH_STEP, *given.settings]
     deadline = time.perf_counter() + given.seconds
     with tempfile.TemporaryDirectory(prefix="lost-") as name:

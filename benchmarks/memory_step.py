@@ -314,7 +314,7 @@ def main() -> None:
         signal.signal(number, signal.default_int_handler)
     arguments = parse()
     if not Path(arguments.tokenizer).is_dir():
-        raise SystemExit(f"{arguments.tokenizer}: there is no such folder; give one with an instruction model's tokenizer")
+        raise SystemExit(f"{arguments.tokenizer}: no such folder; give one with an instruction model's tokenizer")
     found: dict[Case, dict[str, Any]] = {}
     began = time.perf_counter()
     deadline = began + arguments.seconds

@@ -22,6 +22,7 @@ from clusterkit.common.text_plot import duration
 from trainer.allocation import Layout, Part
 from trainer.config import RunConfig
 from trainer.config_agents import MemalphaAgentConfig, SingleTurnConfig
+from trainer.config_lora import ALL_LINEAR
 from trainer.config_parts import LESS_MEMORY
 from trainer.errors import UserError
 from trainer.tasks.size import evaluates, training_size
@@ -145,6 +146,26 @@ def check_memory(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -
     return findings
 
 
+def check_adapters(config: RunConfig, usual: float, shape: ModelShape | None) -> list[Finding]:
+    """Tell what low-rank adapters are for, and whether they have a learning rate of their own; usual: the preset's."""
+    lora, rate = config.model.lora, config.train.learning_rate
+    if not lora.rank or shape is None:
+        return []
+    layers = "all linear layers" if lora.targets == [ALL_LINEAR] else ", ".join(lora.targets)
+    count = shape.adapter_parameters(lora)
+    message = (
+        f"adapters of rank {lora.rank} for {layers}: {count / 1e6:.3g} M of {shape.parameters / 1e9:.3g} G parameters"
+    )
+    if not count:
+        return [
+            _warn("adapters", f"{message}; no layer of these names is known here", "name others: model.lora.targets")
+        ]
+    if rate != usual:
+        return [_ok("adapters", f"{message}; learning rate {rate:g}")]
+    message += f"; learning rate {rate:g}, the preset's for all weights: adapters want about ten times as much"
+    return [_warn("adapters", message, f"train.learning_rate={10 * rate:g}")]
+
+
 def check_judge(config: RunConfig, gpu_memory: int) -> list[Finding]:
     """Report the model that reads and judges; its GPUs come on top of the run's."""
     judge = config.judge
@@ -196,11 +217,12 @@ def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
         message = f"first persistent checkpoint in about {_hours(away)}"
     if away <= LATE_CHECKPOINT_HOURS * 3600:
         return [_ok("checkpoint", message)]
+    often = ("14400", "four hours") if away > 4 * 3600 else ("3600", "hour")
     return [
         _warn(
             "checkpoint",
             f"{message}; until then there is only the recover checkpoint, which is overwritten",
-            "checkpoint.save_freq_secs=14400 writes one every four hours",
+            f"checkpoint.save_freq_secs={often[0]} writes one every {often[1]}",
         )
     ]
 

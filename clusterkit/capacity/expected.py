@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterkit.capacity.memory import GIB, cache_of, reported_gib, resting_bytes
@@ -17,6 +17,7 @@ from clusterkit.capacity.plan import QUESTION_TOKENS, remote_plan, template_toke
 from clusterkit.capacity.shapes import SHAPES, ModelShape, shape_of
 from clusterkit.capacity.shards import between_hosts
 from clusterkit.capacity.speed import (
+    ADAPTED,
     CONTROLLER,
     DECODE_SHARE,
     FAST_DECODE_SHARE,
@@ -76,7 +77,7 @@ class ExpectedStep:
     gpu: str
     parts: dict[str, Range]  # sampling, training, publishing
     whole: Range  # parts that go on beside one another count as the longer one
-    taken_over: tuple[str, ...]  # what the rates are taken over from, in words; nothing where they were measured
+    taken_over: tuple[str, ...]  # to what rates of other things are taken over, in words; nothing: they were measured
     lengths: str  # what is assumed of responses, in words
 
     @property
@@ -84,8 +85,10 @@ class ExpectedStep:
         """How sure it is, in words."""
         if not self.taken_over:
             return f"rates were measured on this GPU with this model; {self.lengths}"
-        sources = ", ".join(self.taken_over)
-        return f"arithmetic, with {UNMEASURED:.0%} added at the long end, from {sources}; {self.lengths}"
+        return (
+            f"rates were measured on an {MEASURED_ON} with a 1.5B model and are taken over to "
+            f"{', '.join(self.taken_over)} ({UNMEASURED:.0%} added at the long end); {self.lengths}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the shape of --json."""
@@ -94,17 +97,23 @@ class ExpectedStep:
 
 
 def expected_steps(
-    config: RunConfig, gpus: Sequence[str] = tuple(GPUS), lengths: tuple[float, float] | None = None
+    config: RunConfig,
+    gpus: Sequence[str] = tuple(GPUS),
+    lengths: tuple[float, float] | None = None,
+    memory_gib: float | None = None,
 ) -> list[ExpectedStep]:
     """Return what a step takes on each of these kinds of GPUs; nothing where `why_unknown` says why.
 
-    lengths: mean length of responses over their limit, at both ends of the range, where that is known.
+    lengths: mean length of responses over their limit, at both ends of the range, where that is known. memory_gib: of a
+    GPU as it is sold, where that is less than the kind's.
     """
     shape, allocation = shape_of(config), config.allocation
     if shape is None or allocation is None or why_unknown(config):
         return []
     lengths = lengths or _lengths(config)
-    return [_Step(config, shape, allocation, GPUS[name], lengths).expected() for name in gpus]
+    kinds = [GPUS[name] for name in gpus]
+    kinds = [replace(kind, memory_gib=min(kind.memory_gib, memory_gib or kind.memory_gib)) for kind in kinds]
+    return [_Step(config, shape, allocation, kind, lengths).expected() for kind in kinds]
 
 
 def why_unknown(config: RunConfig) -> str:
@@ -227,6 +236,7 @@ class _Step:
         others = forward * (config.algorithm.kl_coef > 0)
         others += forward * (1 - 1 / train.minibatches) * config.recomputes_old
         seconds = (backward + others) / (ranks * self.gpu.flops * MFU[case])
+        seconds /= ADAPTED if config.model.lora.rank else 1.0
         if kept == "offloaded":  # every layer's input goes to host memory and comes back
             inputs = computed / ranks * shape.hidden * shape.layers
             seconds += 2 * WIDTH * inputs / HOST_MEMORY
@@ -241,21 +251,21 @@ class _Step:
         return seconds
 
     def _unmeasured(self) -> list[str]:
-        """What the rates are taken over from."""
+        """To what the rates are taken over."""
         measured, found = SHAPES[MEASURED_MODEL], []
         if self.gpu.name != MEASURED_ON:
-            found.append(f"an {MEASURED_ON}'s rates by the data sheets' FLOP/s and bytes/s")
+            found.append("another GPU, by the data sheets' FLOP/s and bytes/s")
         if (self.shape.layers, self.shape.hidden) != (measured.layers, measured.hidden):
-            found.append("the share of a GPU's speed that a 1.5B model reached")
+            found.append("another model, as the same share of a GPU's speed")
         servers = self.allocation.rollout.layout if self.allocation.rollout is not None else None
         if servers is not None and servers.tensor > 1:
-            found.append(f"{TENSOR_SHARE[1]:.0%} to {TENSOR_SHARE[0]:.0%} of its GPUs' speed for a server on several")
+            found.append(f"servers on several GPUs ({TENSOR_SHARE[1]:.0%} to {TENSOR_SHARE[0]:.0%} of their speed)")
         if servers is not None and servers.data > MOST_SERVERS:
-            found.append(f"{MOST_SERVERS} servers (of more only their control was simulated)")
-        if self.config.gpus > MOST_MEASURED:
-            found.append(f"training on {MOST_MEASURED} GPUs")
+            found.append(f"more than {MOST_SERVERS} servers (only their control was simulated)")
+        if self.allocation.training is not None and self.allocation.training.layout.gpus > MOST_MEASURED:
+            found.append(f"training on more than {MOST_MEASURED} GPUs")
         if self.config.n_nodes > 1:
-            found.append(f"{NETWORK[self.gpu.name] * 8 / 1e9:.0f} Gbit/s between hosts for every GPU")
+            found.append(f"several hosts with {NETWORK[self.gpu.name] * 8 / 1e9:.0f} Gbit/s for every GPU")
         return found
 
 

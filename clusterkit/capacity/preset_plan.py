@@ -212,12 +212,13 @@ def plan_preset(
         *checks.check_data(config),
         *checks.check_memory(config, shape, memory),
         *check_shards(config, shape, memory),
+        *checks.check_adapters(config, resolve(preset, task).config.train.learning_rate, shape),
         *checks.check_judge(config, memory),
         *checks.check_disk(config, shape, step),
         *checks.check_saves(config, step),
         *checks.check_hours(config, resolved.task, step),
     ]
-    expected = tuple(expected_steps(config, [gpu] if gpu else list(GPUS)))
+    expected = tuple(expected_steps(config, [gpu] if gpu else list(GPUS), memory_gib=gpu_memory_gib))
     return PresetPlan(resolved, config, memory_gib, changes, tuple(findings), step, expected)
 
 
@@ -262,7 +263,7 @@ def _expected_lines(plan: PresetPlan) -> list[str]:
     said = [f"How sure: {first.sure}."]
     for one in plan.expected[1:]:
         more = [source for source in one.taken_over if source not in first.taken_over]
-        said += [f"{one.gpu}: from {', '.join(more)}, too."] if more else []
+        said += [f"{one.gpu}: also to {', '.join(more)}."] if more else []
     if wanted := controllers_wanted(plan.config):
         said.append(
             f"Requests take rank 0 up to {controller_share(plan.config):.0%} of the time that sampling takes: "

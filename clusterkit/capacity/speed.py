@@ -77,6 +77,8 @@ def decode_seconds(
 # steps with shared prefixes on GPUs that sample, too, 43.4 % on one and 36.7 to 40.3 % on each of four.
 MFU = (0.483, 0.367)
 """Model FLOPs utilisation of training, at its best and at its worst."""
+ADAPTED = 37.6 / 45.5
+"""Of the share of a GPU's speed that training all weights reaches, with low-rank adapters (docs/lora.md)."""
 RECOMPUTED = 32_511 / 40_894
 """Of the speed of training, with every layer's activations computed again in the backward pass."""
 MOST_MEASURED = 4

@@ -81,6 +81,7 @@ def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | N
     differs = [
         "another batch" if any(point.factor != 1 for point in points) else "",
         f"another {', '.join(here.changed)}" if here and here.changed else "",
+        "all weights" if config.model.lora.rank else "",
         f"GPUs of {points[0].memory_gib:g} GB" if gpu_memory_gib not in (None, points[0].memory_gib) else "",
     ]
     difference = "; ".join(filter(None, differs))
@@ -91,7 +92,9 @@ def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | N
 
 
 def measured_for(config: RunConfig, task: str) -> Measured | None:
-    """Return a measurement with the steps to convergence of this model and task, if published."""
+    """Return a measurement with the steps to convergence of this model and task, if published; for all weights."""
+    if config.model.lora.rank:
+        return None
     return next((point.measured for point in _points(config, task) if point.measured.steps), None)
 
 

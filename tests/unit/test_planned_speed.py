@@ -13,6 +13,7 @@ from clusterkit.capacity.preset_plan import plan_lines, plan_preset
 from clusterkit.capacity.shapes import SHAPES
 from clusterkit.capacity.speed import GPUS, decode_seconds, prefill_seconds
 from clusterkit.cli.main import app
+from clusterkit.common.finding import Level
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
 from trainer.config import RunConfig
@@ -156,6 +157,37 @@ def test_a_cache_that_holds_fewer_sequences_makes_sampling_longer() -> None:
     much, little = (step.parts["sampling"].high for step in shares)
 
     assert little > 1.2 * much
+
+
+def test_a_smaller_gpu_than_the_kind_has_takes_longer_to_sample() -> None:
+    usual, small = (plan_preset("7B_n4", gpu="A100", gpu_memory_gib=size).expected[0] for size in (80, 40))
+
+    assert small.parts["sampling"].high > 1.2 * usual.parts["sampling"].high
+    assert plan_preset("7B_n4", gpu="A100", gpu_memory_gib=800).expected[0].parts["sampling"] == usual.parts["sampling"]
+
+
+def test_adapters_save_less_time_than_computation_and_nobody_has_told_when_they_converge() -> None:
+    """docs/lora.md: a step of the 1.5B shape takes 0.602 s in place of 0.659."""
+    whole, adapted = (plan_preset("1.5B_n1", "memagent", settings) for settings in ([], ["model.lora.rank=64"]))
+
+    ratio = adapted.expected[0].parts["training"].low / whole.expected[0].parts["training"].low
+    assert ratio == pytest.approx(0.602 / 0.659, abs=0.12)
+    assert adapted.as_dict()["convergence_steps"] is None
+
+
+def test_adapters_are_told_with_their_size_and_want_a_learning_rate_of_their_own() -> None:
+    def told(*settings: str) -> tuple[str, Level]:
+        plan = plan_preset("7B_n4", "memagent", ["model.lora.rank=32", *settings])
+        (one,) = (finding for finding in plan.findings if finding.check == "adapters")
+        return f"{one.message} -> {one.fix}", one.level
+
+    text, level = told()
+    assert "80.7 M of 7.62 G parameters" in text
+    assert "-> train.learning_rate=1e-05" in text
+    assert level is Level.WARN
+    assert told("train.learning_rate=1e-5")[1] is Level.OK
+    assert "no layer of these names" in told("model.lora.targets=[foo]")[0]
+    assert not [finding for finding in plan_preset("7B_n4").findings if finding.check == "adapters"]
 
 
 def test_half_the_hosts_take_about_twice_as_long_to_train() -> None:
