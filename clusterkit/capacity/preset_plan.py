@@ -189,6 +189,7 @@ def plan_preset(
         UserError: an unknown preset, key or kind, or hosts that the preset cannot be fitted to.
     """
     resolved = resolve(preset, task, overrides)
+    gpu = gpu and gpu.upper()
     if gpu is not None and gpu not in GPUS:
         raise UserError(f"--gpu {gpu}: rates are known for {', '.join(GPUS)}; for another kind give --gpu-memory alone")
     if gpu is not None and gpu_memory_gib is None:

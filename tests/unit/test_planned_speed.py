@@ -216,7 +216,7 @@ def test_data_sheets_are_those_that_the_trainer_counts_with() -> None:
 
 
 def test_a_plan_for_one_kind_of_gpu_has_its_memory() -> None:
-    run = CliRunner().invoke(app, ["presets", "plan", "1.5B_n16", "--gpu", "H200", "--json"])
+    run = CliRunner().invoke(app, ["presets", "plan", "1.5B_n16", "--gpu", "h200", "--json"])
 
     assert run.exit_code == 0, run.output
     told = json.loads(run.output)
