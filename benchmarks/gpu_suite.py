@@ -272,7 +272,6 @@ def main() -> None:
             parser.error(f"{folder}: there is no such folder")
     deadline = time.monotonic() + given.seconds
     out = given.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("CLUSTERKIT_SGLANG_FLAGS", given.flags)  # of the tests
     model, data = str(Path(given.model).resolve()), str(Path(given.data).resolve())
     gpus = [] if given.cpu else visible_gpus()
@@ -283,6 +282,7 @@ def main() -> None:
     known = parts(model, data, given.flags, given.cpu, small=bool(gpus) and memory_gib() < SMALL_GIB)
     if unknown := set(given.only) - {part.name for part in known}:
         parser.error(f"--only {' '.join(unknown)}: there are {' '.join(part.name for part in known)}")
+    out.mkdir(parents=True, exist_ok=True)
     wanted = [part for part in known if not given.only or part.name in given.only]
     run_all(wanted, deadline, out, gpus[: given.gpus or None])
 

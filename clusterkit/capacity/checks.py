@@ -217,7 +217,8 @@ def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
         message = f"first persistent checkpoint in about {_hours(away)}"
     if away <= LATE_CHECKPOINT_HOURS * 3600:
         return [_ok("checkpoint", message)]
-    often = ("14400", "four hours") if away > 4 * 3600 else ("3600", "hour")
+    seldom = away > 4 * 3600 and not 0 < config.checkpoint.save_freq_secs <= 4 * 3600
+    often = ("14400", "four hours") if seldom else ("3600", "hour")
     return [
         _warn(
             "checkpoint",

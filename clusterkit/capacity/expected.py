@@ -200,7 +200,7 @@ class _Step:
         assert self.allocation.rollout is not None
         config, rollout, layout = self.config, self.config.rollout, self.allocation.rollout.layout
         turns, each = _turns(config, self.lengths[case]), float(layout.per_replica)
-        if layout.tensor > 1:
+        if layout.per_replica > 1:
             each *= TENSOR_SHARE[case]
         count = max(1.0, rollout.batch_size * rollout.group_size / layout.data)
         shared = 1 - 1 / rollout.group_size if rollout.share_prefixes else 0.0
@@ -258,7 +258,9 @@ class _Step:
         if (self.shape.layers, self.shape.hidden) != (measured.layers, measured.hidden):
             found.append("another model, as the same share of a GPU's speed")
         servers = self.allocation.rollout.layout if self.allocation.rollout is not None else None
-        if servers is not None and servers.tensor > 1:
+        if not isinstance(self.config.agent, ChunksAgentConfig):
+            found.append("one long response in place of a memory's")
+        if servers is not None and servers.per_replica > 1:
             found.append(f"servers on several GPUs ({TENSOR_SHARE[1]:.0%} to {TENSOR_SHARE[0]:.0%} of their speed)")
         if servers is not None and servers.data > MOST_SERVERS:
             found.append(f"more than {MOST_SERVERS} servers (only their control was simulated)")

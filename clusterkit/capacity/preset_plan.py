@@ -256,13 +256,18 @@ def _expected_lines(plan: PresetPlan) -> list[str]:
     if not plan.expected:
         return [f"The time of a step cannot be told beforehand: {why_unknown(plan.config)}."]
     beside = "; sampling and training beside one another" if plan.config.rollout.max_staleness else ""
-    lines = [f"Expected time of a step, evaluations and checkpoints apart{beside}"]
+    typed = len(plan.expected) > 1 and plan.gpu_memory_gib != plan.resolved.size.gpu_memory_gib
+    memory = f", on GPUs with {plan.gpu_memory_gib:g} GB at most" if typed else ""
+    lines = [f"Expected time of a step, evaluations and checkpoints apart{memory}{beside}"]
     for one in plan.expected:
         parts = " + ".join(f"{name} {part}" for name, part in one.parts.items())
         lines.append(f"  {one.gpu:<8}  {one.whole}: {parts}")
     first = plan.expected[0]
     said = [f"How sure: {first.sure}."]
     for one in plan.expected[1:]:
+        if not first.taken_over:
+            said.append(f"{one.gpu}: {one.sure}.")
+            continue
         more = [source for source in one.taken_over if source not in first.taken_over]
         said += [f"{one.gpu}: also to {', '.join(more)}."] if more else []
     if wanted := controllers_wanted(plan.config):

@@ -36,9 +36,9 @@ MEASURED_ON = "H200"
 
 # From rows of docs/performance.md: "Shared prefixes", sampling (1,280 requests of 2.0 million prompt tokens and 0.33
 # million sampled ones at 256 sequences: 15,340 tokens/s with 23.8 % of the prompts' tokens from the cache, 20,521 with
-# 75.8 %: 5.2 µs for each computed prompt token and 41 µs for each sampled one), and "Four GPUs of one host" (the same
-# requests on one, two and four servers: 14.6, 9.7 and 7.1 s, of which 4.4 s do not shrink: 2.7 ms a decoding step
-# beside the weights; 2.4 fit the whole steps there).
+# 75.8 %: 5.2 µs for each computed prompt token and 41 µs for each sampled one), and "One, two and four GPUs that do
+# both" (the same requests on one, two and four servers: 14.6, 9.7 and 7.1 s, of which 4.6 s do not shrink: 3 ms a
+# decoding step beside the weights; 2.4 fit the whole steps there).
 PREFILL_SHARE = 0.54
 """Of the GPU's FLOP/s, while prompts are read."""
 STEP_SECONDS = 2.4e-3
@@ -47,9 +47,9 @@ DECODE_SHARE = 0.39
 """Of its memory's bytes/s, while tokens are sampled, beside that; prompts are read apart from it."""
 FAST_DECODE_SHARE = 0.55
 """The same with `--enable-tf32-matmul` and CUDA graphs for 512 sequences (25,059 tokens/s)."""
-TENSOR_SHARE = (1.0, 0.49)
+TENSOR_SHARE = (1.0, 0.46)
 """Of its GPUs' speed that a server on several of them reaches, at best and at worst: one on two GPUs sampled 20,502
-tokens/s with the 1.5B shape, one on one GPU 20,808."""
+tokens/s with the 1.5B shape, one on one GPU 22,411."""
 MOST_SERVERS = 4
 """Servers that were measured together."""
 
@@ -74,11 +74,12 @@ def decode_seconds(
 
 
 # docs/performance.md, training of the 1.5B shape with compiled layers: 48.3 % on one H200 that only trains; in whole
-# steps with shared prefixes on GPUs that sample, too, 43.4 % on one and 36.7 to 40.3 % on each of four.
+# steps with shared prefixes on GPUs that sample, too, 43.4 % on one, 40.3 on two and 39.3 on four (36.7 in the second).
 MFU = (0.483, 0.367)
 """Model FLOPs utilisation of training, at its best and at its worst."""
-ADAPTED = 37.6 / 45.5
-"""Of the share of a GPU's speed that training all weights reaches, with low-rank adapters (docs/lora.md)."""
+ADAPTED = 2 / 3 / (0.602 / 0.659)
+"""Of the speed of training all weights, with low-rank adapters: two thirds of the products take 0.602 s in place of
+0.659 (docs/lora.md)."""
 RECOMPUTED = 32_511 / 40_894
 """Of the speed of training, with every layer's activations computed again in the backward pass."""
 MOST_MEASURED = 4

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, is_dataclass
 from typing import Any, TextIO
 
@@ -43,9 +43,12 @@ def line_json(value: Any) -> None:
     exact(json.dumps(_finite(value), ensure_ascii=False))
 
 
-def outcome(text: str, facts: Any, *, as_json: bool) -> None:
-    """Print what came of a command: a text for people, or its facts as JSON."""
-    result_json(facts) if as_json else result(text)
+def outcome(text: str | Callable[[], str], facts: Any, *, as_json: bool) -> None:
+    """Print what came of a command: a text for people, which may have to be made first, or its facts as JSON."""
+    if as_json:
+        result_json(facts)
+    else:
+        result(text if isinstance(text, str) else text())
 
 
 def note(text: str) -> None:

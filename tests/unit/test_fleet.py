@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from servedrig import FAST, FaultyServer
 
 from trainer.config import RunConfig
 from trainer.engines.dialects import make_dialect
-from trainer.engines.http import ServerPool
+from trainer.engines.http import ServerLostError, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.hf_folder import weights_digest
 from trainer.paths import RunPaths
@@ -190,20 +189,35 @@ def test_a_server_that_fails_to_answer_while_it_joins_is_tried_again_and_one_tha
     folder, dialect = tmp_path / "servers", make_dialect("sglang")
     engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, folder_of(tmp_path / "base", 0), set())
 
-    async def main() -> tuple[int, int, int]:
+    now = 0.0
+    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def main() -> list[tuple[float, int, int]]:
+        nonlocal now
+        seen = []
         async with HttpStub(failing := Failing()) as stub:
             one = registry.Registration("server-0", "sglang", "/m", "node", 1, 1.0, "ready", stub.url)
             registry.write(folder, replace(one, base=weights_digest(engine.model)))
             fleet = Fleet(engine, folder, config)
-            await fleet.look()
-            failing.well = True
-            at_first, soon = fleet.usable(), (await fleet.look(), fleet.usable())[1]  # not tried at every look
-            monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 10.0))
-            await fleet.look()
+            for now in (0.0, 4.0, 6.0, 15.0, 17.0):
+                failing.well = now == 17.0
+                before = len(stub.seen)
+                await fleet.look()
+                seen.append((now, len(stub.seen) - before > 0, fleet.usable()))
             await engine.pool.close()
-            return at_first, soon, fleet.usable()
+        return seen
 
-    assert asyncio.run(main()) == (0, 0, int(joins))
+    tried = [(0.0, True, 0), (4.0, False, 0), (6.0, joins, 0), (15.0, False, 0), (17.0, joins, int(joins))]
+    assert asyncio.run(main()) == tried
+
+
+def test_the_wait_before_a_server_is_tried_again_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    fleet = Fleet(cast("Any", None), tmp_path, RunConfig())
+    one = registry.Registration("server-0", "sglang", "/m", "node", 1, 1.0, "ready")
+    for _ in range(2000):
+        fleet._refuse(one, ServerLostError("gone"))
+    assert fleet._refused["server-0"] == (1.0, 320.0)
 
 
 def test_a_server_that_was_left_paused_joins(tmp_path: Path) -> None:

@@ -84,7 +84,10 @@ def test_the_measured_step_of_the_memory_workload_lies_in_the_range(tmp_path: Pa
 def test_measured_steps_on_shared_gpus_lie_in_the_range(
     tmp_path: Path, allocation: str, gpus: int, sampling: float, training: float, publishing: float
 ) -> None:
-    """docs/performance.md, one, two and four GPUs of one host: sections first, shared prefixes, memory handed over."""
+    """docs/performance.md, one, two and four GPUs of one host: sections first, shared prefixes, memory handed over.
+
+    Within 6 % of its ends: the range is of the rates of one GPU.
+    """
     config = memory_step(
         tmp_path, n_gpus_per_node=gpus, allocation_mode=allocation, rollout={"batch_size": 32, "group_size": 8},
         train={"max_tokens_per_mb": 32768, "offload": True},
@@ -168,10 +171,11 @@ def test_a_smaller_gpu_than_the_kind_has_takes_longer_to_sample() -> None:
 
 def test_adapters_save_less_time_than_computation_and_nobody_has_told_when_they_converge() -> None:
     """docs/lora.md: a step of the 1.5B shape takes 0.602 s in place of 0.659."""
-    whole, adapted = (plan_preset("1.5B_n1", "memagent", settings) for settings in ([], ["model.lora.rank=64"]))
+    settings = ["algorithm.kl_coef=0", "train.offload=false"]
+    whole, adapted = (plan_preset("1.5B_n1", "memagent", [*settings, f"model.lora.rank={n}"]) for n in (0, 64))
 
     ratio = adapted.expected[0].parts["training"].low / whole.expected[0].parts["training"].low
-    assert ratio == pytest.approx(0.602 / 0.659, abs=0.12)
+    assert ratio == pytest.approx(0.602 / 0.659, abs=0.03)
     assert adapted.as_dict()["convergence_steps"] is None
 
 

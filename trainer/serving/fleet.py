@@ -23,7 +23,8 @@ LOOK_SECONDS = 1.0
 TELL_SECONDS = 60.0
 JOIN_AGAIN_SECONDS = 5.0
 """Before a server that did not answer well while it joined is tried once more; then doubled."""
-LONGEST_JOIN_AGAIN = 300.0
+MOST_DOUBLED = 6
+"""That is 320 s."""
 ASKED = "it was asked to leave"
 UNKNOWN = -1
 """Version of weights that may be torn: they are loaded anew."""
@@ -115,6 +116,7 @@ class Fleet:
                     self._doubtful[name] = started
                 if not server.problem:
                     await self.engine.leave(server)
+        self._failures = {start: count for start, count in self._failures.items() if start in _starts(found)}
         fresh = [one for one in ready.values() if one.name not in self._joined and self._may_join(one)]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
@@ -133,6 +135,9 @@ class Fleet:
         try:
             if problem:
                 raise EngineError(problem)
+            # A short question first: while servers join, no others come or go.
+            if (one.name, one.started) in self._failures and not await self.engine.pool.healthy(server):
+                raise ServerLostError(f"{one.name} ({one.url}) still does not answer")
             await self.engine.dialect.go_on(self.engine.pool, server)  # an update that was broken off left it paused
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
             if self._doubtful.get(one.name) == one.started:
@@ -155,13 +160,15 @@ class Fleet:
 
     def _refuse(self, one: Registration, error: EngineError) -> None:
         """Do not use a server until it is started anew; one that only failed to answer is tried again after a while."""
-        again = float("inf")
-        if isinstance(error, ServerLostError | ServerFailedError):
-            failures = self._failures[one.name, one.started] = self._failures.get((one.name, one.started), 0) + 1
-            again = time.monotonic() + min(JOIN_AGAIN_SECONDS * 2 ** (failures - 1), LONGEST_JOIN_AGAIN)
+        start = (one.name, one.started)
+        again, doubtful = float("inf"), self._doubtful.get(one.name) == one.started  # a load took as long as it may
+        if isinstance(error, ServerLostError | ServerFailedError) and not doubtful:
+            self._failures[start] = self._failures.get(start, 0) + 1
+            again = time.monotonic() + JOIN_AGAIN_SECONDS * 2 ** min(self._failures[start] - 1, MOST_DOUBLED)
         self._refused[one.name] = (one.started, again)
+        if self._last.get(one.name) != str(error):
+            log.warning("engine server %s cannot be used: %s", one.name, error)
         self._last[one.name] = str(error)
-        log.warning("engine server %s cannot be used: %s", one.name, error)
 
     def _tell_once(self, one: Registration, problem: str) -> None:
         if self._last.get(one.name) != problem:
@@ -205,3 +212,7 @@ class Fleet:
         if not one.alive_here() and one.state != "ended":
             return "its host process was killed"
         return one.reason or (self._last.get(one.name, "") if one.state == "ready" else "") or one.state
+
+
+def _starts(found: list[Registration]) -> set[tuple[str, float]]:
+    return {(one.name, one.started) for one in found}

@@ -154,10 +154,10 @@ def show(
     path = _results(cluster, folder)
     row = read_row(read_results(path), path.parent, dataset)
     if question is None:
-        output.outcome(listing(row), [entry.as_dict() for entry in row.entries], as_json=as_json)
+        output.outcome(lambda: listing(row), [entry.as_dict() for entry in row.entries], as_json=as_json)
         return
     entry = find_question(row, question, sample)
-    output.outcome(shown_question(row, entry), entry.as_dict(), as_json=as_json)
+    output.outcome(lambda: shown_question(row, entry), entry.as_dict(), as_json=as_json)
 
 
 def _results(cluster: str | None, folder: str) -> Path:

@@ -30,7 +30,10 @@ def trace(run: RunOptions, task: str, step: int | None, sample: int, *, full: bo
     if sample >= len(group):
         raise UserError(f"the task has {len(group)} trajectories: choose --sample 0 to {len(group) - 1}")
     found = trace_of(number, group, sample)
-    text = "\n".join([chosen.name, *lines_of(found, full)])
+
+    def text() -> str:  # an agent of the user's own may have left what cannot be shown so
+        return "\n".join([chosen.name, *lines_of(found, full)])
+
     output.outcome(text, {"run": chosen.name, **asdict(found)}, as_json=as_json)
 
 
@@ -45,9 +48,13 @@ def trace_heldout(run: RunOptions, task: str | None, *, full: bool, as_json: boo
         with errors_with_original_paths(runs):
             tasks = heldout_tasks(chosen)
     number = learned_task(tasks) if task is None else choose_task(tasks, task)
-    lines = heldout_lines(tasks, number, shutil.get_terminal_size((100, 24)).columns, full)
     facts = {"run": chosen.name, "tasks": [one.task for one in tasks], **asdict(tasks[number])}
-    output.outcome("\n".join([chosen.name, *lines]), facts, as_json=as_json)
+
+    def text() -> str:
+        lines = heldout_lines(tasks, number, shutil.get_terminal_size((100, 24)).columns, full)
+        return "\n".join([chosen.name, *lines])
+
+    output.outcome(text, facts, as_json=as_json)
 
 
 @contextmanager

@@ -95,7 +95,8 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
     items = {name: _items(getattr(sides, name), shape, seed) for name in SPLITS}
     items = _without_repeats(items)
     _require_enough(inputs, sides, items)
-    untraced = _untraced(items["train"], shape, seed) if shape.traces else frozenset[str]()
+    learned = shape.traces and (shape.mix[MIXES.index("real")] or shape.mix[MIXES.index("final")])
+    untraced = _untraced(items["train"], shape, seed) if learned else frozenset[str]()
     outputs = []
     for name in SPLITS:
         outputs.append(_questions(name, items[name], untraced))
@@ -105,7 +106,7 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
         outputs.append(_traces(traced, sides.train, shape, seed))
     settings: dict[str, Any] = {"test_share": share, "per_document": shape.per_document, "seed": seed}
     settings |= {"traces": shape.traces, "trace_mix": list(shape.mix), "trace_documents": list(shape.sizes)}
-    settings |= {"traced_share": shape.traced} if shape.traced < 1 else {}
+    settings |= {"traced_share": shape.traced} if untraced else {}
     notes = [
         "No document and no question is in two splits; questions are made from the documents of their own split.",
         "form yes_no marks questions that are answered with yes or no: half of them is right by chance.",
@@ -116,7 +117,7 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
             f"{len(untraced)} real training questions are in no trace and have traced=false: task.real_share, which "
             "135M_read has, asks those alone."
             if untraced
-            else "There is no real training question to keep out of the traces: --traced-share changes nothing."
+            else "--traced-share changes nothing: no real training question would be in the traces."
         )
     return BuildPlan("reading", inputs, settings, outputs, left_out, notes)
 
@@ -239,7 +240,9 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
     pools = [*made, real, list(items)]
     parts = [part if pool else 0.0 for part, pool in zip(shape.mix, pools, strict=True)]
     if not sum(parts):
-        raise UserError("--trace-mix leaves nothing: there is no question of the kinds that it names")
+        raise UserError(
+            "--trace-mix and --traced-share leave nothing: there is no question of the kinds that are named"
+        )
     kinds = _interleaved(parts, shape.traces)
 
     def make(number: int) -> dict[str, Any]:
