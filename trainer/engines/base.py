@@ -27,7 +27,6 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """Weight version that new responses are sampled with."""
-        ...
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         """Sample one response. `key` names the task, so that servers can keep one group on one machine.
@@ -35,7 +34,6 @@ class Engine(Protocol):
         Raises:
             EngineError: it was not answered. EngineGoneError: nor would any other be.
         """
-        ...
 
     def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
         """Say that the next prompts of this key are going to begin with these ids: an engine may read them ahead.
@@ -45,12 +43,9 @@ class Engine(Protocol):
 
     async def pause(self) -> None:
         """Start no new response until `resume`."""
-        ...
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        ...
 
     async def health(self) -> bool:
         """Whether a request sent now would be answered."""
-        ...

@@ -43,15 +43,12 @@ class Others(Protocol):
 
     async def hold(self) -> None:
         """Return once they send none any more."""
-        ...
 
     async def idle(self) -> None:
         """After `hold`: return once none is under way."""
-        ...
 
     def go_on(self) -> None:
         """Have them go on, with the servers and the version that the engine has now."""
-        ...
 
 
 class ServedEngine:
