@@ -54,11 +54,6 @@ class OpenAIEngine:
             limits=httpx.Limits(max_connections=None),
         )
 
-    @property
-    def version(self) -> int:
-        """Always 0."""
-        return 0
-
     async def probe(self) -> str:
         """Ask which model it serves; from then on it is waited for. Raises RunError when it does not answer."""
         answer = await self._call("GET", "/v1/models", None)
@@ -106,20 +101,6 @@ class OpenAIEngine:
         except (EngineError, ServerGoneError):
             return None
         return self.url
-
-    async def pause(self) -> None:
-        """Nothing to do: its weights stay."""
-
-    async def resume(self) -> None:
-        """Nothing to do: its weights stay."""
-
-    async def health(self) -> bool:
-        """Whether it answers."""
-        try:
-            await self.probe()
-        except (RunError, EngineError):
-            return False
-        return True
 
     async def close(self) -> None:
         """Close the connections."""

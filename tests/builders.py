@@ -236,10 +236,6 @@ class RecordingEngine:
         self.inner = inner
         self.seen: list[tuple[list[int], Completion]] = []
 
-    @property
-    def version(self) -> int:
-        return self.inner.version
-
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         sent = list(prompt_ids)
         completion = await self.inner.generate(prompt_ids, params, key=key)

@@ -286,4 +286,3 @@ def test_a_killed_server_ends_what_waits_for_it_with_the_reason(served: Served) 
             await engine.generate([5], SamplingParams(8))
 
     asyncio.run(run())
-    assert not asyncio.run(engine.health())

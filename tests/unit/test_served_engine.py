@@ -147,14 +147,3 @@ def test_responses_cut_off_for_no_reason_end_in_an_error(scenario: Scenario) -> 
             await rig.engine.generate([1], PARAMS)
 
     scenario(body)
-
-
-def test_health(scenario: Scenario) -> None:
-    async def body(rig: Rig) -> None:
-        assert not await rig.engine.health()
-        await rig.add()
-        assert await rig.engine.health()
-        rig.stubs[0].die()
-        assert not await rig.engine.health()
-
-    scenario(body)
