@@ -184,10 +184,7 @@ def _answer(value: Any) -> str:
 
 
 def _list(row: Row, column: str, wanted: str) -> list[Any]:
-    if column not in row.fields:
-        columns = ", ".join(map(repr, row.fields)) or "none"
-        raise row.error(f"column '{column}' is missing (columns there: {columns})")
-    value = row.fields[column]
+    value = row.value(column)
     if isinstance(value, str):
         try:
             value = json.loads(value)
