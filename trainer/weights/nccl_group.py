@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from trainer.engines.base import EngineError
 from trainer.engines.http import RefusedError, Server, ServerPool
+from trainer.train.rendezvous import tcp_store
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ async def meet(pool: ServerPool, servers: tuple[Server, ...], name: str, device:
     backend = "nccl" if device.type == "cuda" else "gloo"
     address = _address_towards([server.url for server in servers])
     size = 1 + sum(sizes)
-    store = _listen(address, size, seconds)
+    store = tcp_store(address, 0, size, True, timedelta(seconds=seconds))
     own = _in_thread(lambda: _join(name, backend, store, size, seconds))
     joins: dict[asyncio.Task[Any], Server] = {}
     for server, offset in zip(servers, accumulate(sizes[:-1], initial=1), strict=True):
@@ -217,21 +218,6 @@ def _address_towards(urls: list[str]) -> str:
         if address not in ("127.0.0.1", "::1"):
             found = address
     return found
-
-
-def _listen(address: str, size: int, seconds: float) -> Any:
-    """The rendezvous store, reachable at this address only."""
-    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-    port = listener.getsockname()[1]
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address,
-        port,
-        size,
-        is_master=True,
-        timeout=timedelta(seconds=seconds),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
 
 
 def _join(name: str, backend: str, store: Any, size: int, seconds: float) -> Any:
