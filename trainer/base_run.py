@@ -312,7 +312,6 @@ class SteppedRun(ABC):
         Args:
             processed: tokens that went through the model.
             began: start of the step, as time.perf_counter().
-            task_ids: what was learned from.
         """
         seconds = time.perf_counter() - began
         self.state = replace(self.state, seconds=self.state.seconds + seconds)

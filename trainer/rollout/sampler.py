@@ -26,11 +26,7 @@ from trainer.weights.source import refresh
 
 
 class Sampler(ABC):
-    """What the loops need of it.
-
-    Args:
-        config: of the run. source: its tasks. course: its steps.
-    """
+    """What the loops need of it."""
 
     def __init__(self, config: RunConfig, source: TaskSource, course: Schedule) -> None:
         self.config, self.source, self.course = config, source, course

@@ -47,9 +47,6 @@ def documents_of_task(config: DocumentsConfig, index: int) -> int:
 class HotpotQA(RowSource[Question]):
     """TaskSource over a folder of HotpotQA questions and documents; every epoch has other contexts, too.
 
-    Args:
-        config: path, num_documents, eval_fraction, train_size and compat_upstream are read.
-
     Raises:
         UserError: data are missing or unusable, or more documents are asked for than there are.
     """

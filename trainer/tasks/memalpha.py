@@ -46,9 +46,6 @@ class MemAlphaTexts(RowSource[Item]):
     With a test file, `test` is all of it, and `dev` is a share of the training file (eval_fraction, by hash of the id)
     that is not trained on. With a single file, both are halves of that share.
 
-    Args:
-        config: path, train_size, eval_fraction and max_per_source are read.
-
     Raises:
         UserError: there are no such data, or a row is unusable.
     """
