@@ -111,11 +111,6 @@ def check_window(agent: AnyAgent, window: int, max_tokens_per_mb: int = 0) -> No
         check(window, max_tokens_per_mb)
 
 
-def is_builtin(agent: AnyAgent) -> bool:
-    """Whether an agent is one of ours, so that the user's code is not to blame for its failures."""
-    return bool(getattr(agent, "builtin", False))
-
-
 def split_chunks(ids: list[int], chunk_tokens: int) -> list[list[int]]:
     """Cut ids into runs of `chunk_tokens`; the last may be shorter, none is empty (no ids: no chunk)."""
     return [ids[i : i + chunk_tokens] for i in range(0, len(ids), chunk_tokens)]

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainer.agents.base import AnyAgent, RolloutOptions, is_builtin
+from trainer.agents.base import AnyAgent, RolloutOptions
 from trainer.engines.base import Engine, EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import RunError, UserError
@@ -179,7 +179,7 @@ class RolloutController:
         errors = [t.error for t in done if t.error is not None]
         if not errors or len(errors) < len(done):
             return
-        if is_builtin(self.agent):
+        if getattr(self.agent, "builtin", False):
             raise RunError(
                 f"every one of {len(done)} trajectories failed, the first with: {errors[0]}. main.log says more"
             )

@@ -48,8 +48,7 @@ class WeightFiles:
         self.shapes: dict[str, Shape] = {}
         for file in _files(folder):
             for name, entry in header(file).items():
-                if name != "__metadata__":
-                    self._files[name], self.shapes[name] = file, tuple(entry["shape"])
+                self._files[name], self.shapes[name] = file, tuple(entry["shape"])
         self._open: tuple[Path, Any] | None = None
 
     def read(self, name: str, region: Region) -> Tensor:
