@@ -47,7 +47,7 @@ class OpenAIEngine:
         self.wait_s = 0.0
         self._patience = wait_s
         self._away_since: float | None = None
-        self.sharing = PrefixSharing(self._read_prefix, lambda _key: self.url, _at_once)
+        self.sharing = PrefixSharing(self._read_prefix, lambda _key: self.url)
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(REQUEST_SECONDS, connect=10.0, pool=None),
@@ -156,10 +156,6 @@ class OpenAIEngine:
         if self._away_since is not None:
             self._away_since = None
             say(f"{self.url} answers again")
-
-
-async def _at_once() -> None:
-    """Its weights stay: requests are never held back."""
 
 
 class ServerGoneError(RunError):

@@ -143,8 +143,6 @@ class Dialect(Protocol):
 
 def unreadable(answer: Json, name: str, error: Exception) -> EngineError:
     """The error for an answer that lacks what training needs."""
-    return EngineError(f"{name} sent an answer that cannot be read ({type(error).__name__} {error}): {_start(answer)}")
-
-
-def _start(answer: Any) -> str:
-    return str(answer)[:300]
+    return EngineError(
+        f"{name} sent an answer that cannot be read ({type(error).__name__} {error}): {str(answer)[:300]}"
+    )

@@ -26,7 +26,7 @@ from trainer.engines.dialect import Dialect, Stretch
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.served_stats import ServedStats
 from trainer.engines.server_updates import ABORT_EVERY, Load, ServerUpdates
-from trainer.engines.sharing import PrefixSharing
+from trainer.engines.sharing import PrefixSharing, at_once
 from trainer.hf_folder import folder_problem
 from trainer.types import Completion, FinishReason, SamplingParams
 
@@ -247,7 +247,7 @@ class ServedEngine:
                 began = time.perf_counter()
                 if self.others is not None:
                     await self.others.hold()
-                idle = asyncio.ensure_future(self.others.idle() if self.others is not None else _at_once())
+                idle = asyncio.ensure_future(self.others.idle() if self.others is not None else at_once())
                 await asyncio.gather(idle, *(self._each.drain(server, idle) for server in self.pool.usable()))
                 await asyncio.gather(
                     *(self._each.pause(server) for server in self.pool.usable()), return_exceptions=True
@@ -413,10 +413,6 @@ class ServedEngine:
         if ids and ids[-1] in self.stop_ids:
             return "stop"
         return "length" if len(ids) >= params.max_new_tokens else None
-
-
-async def _at_once() -> None:
-    """There is nobody to wait for."""
 
 
 def _place_of(server: Server, version: int) -> Hashable:
