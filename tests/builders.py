@@ -89,7 +89,6 @@ def sharpen(lm: Any, factor: float) -> Any:
 @torch.no_grad()
 def grouped_query_lm(vocabulary: int = 97) -> Any:
     """A Qwen2 with four query and two key/value heads, untied output weights, random biases."""
-    attention.register()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         lm = Qwen2ForCausalLM(
