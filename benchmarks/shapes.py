@@ -81,7 +81,6 @@ def config_of(shape: str, layers: int = 0) -> Any:
 
 def make_lm(shape: str, device: torch.device, layers: int = 0) -> Any:
     """A whole model with random weights, made on the device. layers: see `config_of`."""
-    attention.register()
     config = config_of(shape, layers)
     config._attn_implementation = attention.IMPLEMENTATION
     torch.manual_seed(0)

@@ -17,7 +17,6 @@ import transformers
 from transformers import AutoConfig, GenerationConfig
 
 from evaluation.config import EvalConfig, ServerConfig
-from evaluation.delegating import Delegating
 from evaluation.openai_engine import OpenAIEngine
 from evaluation.plan import visible_gpus
 from evaluation.servers import KeptServers
@@ -47,12 +46,11 @@ KEYED_TOKENS = 512
 least busy server: answers to one question would all go to the same."""
 
 
-class Sampling(Delegating):
-    """Applies top_p and top_k to sampled (not greedy) answers."""
+class Sampling:
+    """Engine that applies top_p and top_k to sampled (not greedy) answers."""
 
     def __init__(self, inner: Engine, top_p: float, top_k: int) -> None:
-        super().__init__(inner)
-        self.top_p, self.top_k = top_p, top_k
+        self.inner, self.top_p, self.top_k = inner, top_p, top_k
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         """See `Engine`."""

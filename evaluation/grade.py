@@ -57,12 +57,8 @@ def _short(grading: Grading, truths: Sequence[str], text: str) -> dict[str, Any]
         return {"answer": answer[:2000], "right": score > 0, "score": score, "reason": reason, "metrics": metrics}
     if grading == "exact":
         score = boxed_reward(text, truths)
-        return {
-            "answer": extract_answer(text)[:2000],
-            "right": score > 0,
-            "score": score,
-            "reason": "the gold answer" if score else "not the gold answer in the last box",
-        }
+        reason = "the gold answer" if score else "not the gold answer in the last box"
+        return {"answer": extract_answer(text)[:2000], "right": score > 0, "score": score, "reason": reason}
     score, answer, reason = found_strings(text, truths, any_of=grading == "any_string")
     return {"answer": answer[:2000], "right": score == 1.0, "score": score, "reason": reason}
 

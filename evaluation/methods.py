@@ -126,8 +126,7 @@ class SinglePrompt:
         params = SamplingParams(prepared.max_new_tokens, options.temperature, options.seed_of_turn(0))
         completion = await engine.generate(prepared.ids, params, key=prepared.task.id)
         length_end = completion.finish_reason == "length"
-        ids = completion.token_ids if length_end else completion.token_ids[:-1]
-        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        text = str(self.tokenizer.decode(completion.text_ids, skip_special_tokens=True))
         counters = {"truncated_final": 1} if length_end else {}
         if prepared.cut:
             counters["truncated_context"] = 1

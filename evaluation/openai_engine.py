@@ -47,17 +47,12 @@ class OpenAIEngine:
         self.wait_s = 0.0
         self._patience = wait_s
         self._away_since: float | None = None
-        self.sharing = PrefixSharing(self._read_prefix, lambda _key: self.url, _at_once)
+        self.sharing = PrefixSharing(self._read_prefix, lambda _key: self.url)
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(REQUEST_SECONDS, connect=10.0, pool=None),
             limits=httpx.Limits(max_connections=None),
         )
-
-    @property
-    def version(self) -> int:
-        """Always 0."""
-        return 0
 
     async def probe(self) -> str:
         """Ask which model it serves; from then on it is waited for. Raises RunError when it does not answer."""
@@ -106,20 +101,6 @@ class OpenAIEngine:
         except (EngineError, ServerGoneError):
             return None
         return self.url
-
-    async def pause(self) -> None:
-        """Nothing to do: its weights stay."""
-
-    async def resume(self) -> None:
-        """Nothing to do: its weights stay."""
-
-    async def health(self) -> bool:
-        """Whether it answers."""
-        try:
-            await self.probe()
-        except (RunError, EngineError):
-            return False
-        return True
 
     async def close(self) -> None:
         """Close the connections."""
@@ -175,10 +156,6 @@ class OpenAIEngine:
         if self._away_since is not None:
             self._away_since = None
             say(f"{self.url} answers again")
-
-
-async def _at_once() -> None:
-    """Its weights stay: requests are never held back."""
 
 
 class ServerGoneError(RunError):

@@ -15,12 +15,9 @@ class Reader(Protocol):
 
     def prepare(self, tasks: Sequence[Task]) -> list[Any]:
         """What `answer` takes, for every task: limits checked, token ids made once per question."""
-        ...
 
     def first_prompt(self, prepared: Any) -> str:
         """The first prompt that the model is sent, as text."""
-        ...
 
     async def answer(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
         """One trajectory."""
-        ...

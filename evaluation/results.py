@@ -114,14 +114,14 @@ def _length(outcomes: Sequence[dict[str, Any]]) -> float | None:
     return metrics.mean(lengths) if lengths else None
 
 
-def find_results(place: str, excluding: Path | None = None) -> Path:
+def find_results(place: str) -> Path:
     """The results in a folder, or the newest below it. Raises UserError where there are none."""
     folder = Path(place).expanduser()
     if folder.is_file():
         return folder
     if (folder / RESULTS).is_file():
         return folder / RESULTS
-    found = [path for path in folder.glob(f"*/{RESULTS}") if excluding is None or path.parent != excluding]
+    found = list(folder.glob(f"*/{RESULTS}"))
     if not found:
         raise UserError(f"{place}: no {RESULTS} of an evaluation there: name the folder that clusterkit eval printed")
     return max(found, key=lambda path: path.stat().st_mtime)

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from evaluation.delegating import Delegating
 from evaluation.progress import say
 from trainer.engines.base import EngineGoneError
 from trainer.engines.dialect import Kind
@@ -23,7 +22,7 @@ END_SECONDS = 5.0
 """How long a process that was killed may take to end after its connections broke."""
 
 
-class KeptServers(Delegating):
+class KeptServers:
     """Engine over servers that are started again when they die; a request that finds none waits for one.
 
     Args:
@@ -31,7 +30,6 @@ class KeptServers(Delegating):
     """
 
     def __init__(self, kind: Kind, engine: ServedEngine, options: Sequence[ServerOptions], restarts: int) -> None:
-        super().__init__(engine)
         self.served, self.kind, self.options, self.restarts = engine, kind, options, restarts
         self._running: dict[str, ServerProcess] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -77,6 +75,10 @@ class KeptServers(Delegating):
             except EngineGoneError:
                 if not self._may_come_back():
                     raise
+
+    def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
+        """See `Engine`."""
+        self.served.prefetch(prefix_ids, key=key)
 
     def _may_come_back(self) -> bool:
         return any(not keeper.done() for keeper in self._keepers)

@@ -89,7 +89,6 @@ def sharpen(lm: Any, factor: float) -> Any:
 @torch.no_grad()
 def grouped_query_lm(vocabulary: int = 97) -> Any:
     """A Qwen2 with four query and two key/value heads, untied output weights, random biases."""
-    attention.register()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         lm = Qwen2ForCausalLM(
@@ -235,10 +234,6 @@ class RecordingEngine:
     def __init__(self, inner: EmbeddedEngine) -> None:
         self.inner = inner
         self.seen: list[tuple[list[int], Completion]] = []
-
-    @property
-    def version(self) -> int:
-        return self.inner.version
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         sent = list(prompt_ids)

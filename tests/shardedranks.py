@@ -42,7 +42,6 @@ REPLICAS = {4: (1, 2, torch.float32), 8: (2, 2, torch.float32)}
 @torch.no_grad()
 def model() -> Any:
     """A Qwen3: four query and two key/value heads, norms of its own for both."""
-    attention.register()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         lm = Qwen3ForCausalLM(

@@ -22,7 +22,6 @@ VOCABULARY = 4096
 
 def make_lm(device: torch.device, layers: int = 4) -> Any:
     """A Qwen2 with grouped heads, random weights spread enough for sharp distributions."""
-    attention.register()
     torch.manual_seed(5)
     lm = Qwen2ForCausalLM(
         Qwen2Config(

@@ -61,7 +61,8 @@ class AdapterFolder:
                 str(facts["base_model_name_or_path"] or ""),
                 float(facts["lora_alpha"]),
                 bool(facts.get("use_rslora")),
-                {_pattern(name): float(alpha) for name, alpha in (facts.get("alpha_pattern") or {}).items()},
+                # Keys as PEFT reads them.
+                {re.compile(rf"(.*\.)?({k})$"): float(v) for k, v in (facts.get("alpha_pattern") or {}).items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
             raise UserError(f"{path} does not describe a LoRA adapter: {type(error).__name__}: {error}") from error
@@ -112,8 +113,3 @@ def adapter_config(base: str, rank: int, alpha: float, targets: list[str]) -> di
         "use_dora": False,
         "use_rslora": False,
     }
-
-
-def _pattern(key: str) -> re.Pattern[str]:
-    """A key of alpha_pattern as PEFT reads it."""
-    return re.compile(rf"(.*\.)?({key})$")

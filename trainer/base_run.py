@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.background import BackgroundWriter, Record
-from trainer.checkpoint.export import BackgroundExport, checkpoint_name, export, parameter_digest
+from trainer.checkpoint.export import BackgroundExport, export, parameter_digest
 from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.checkpoint.start import Start
@@ -191,8 +191,9 @@ class SteppedRun(ABC):
         self.checkpoint_seconds = time.perf_counter() - began
 
     def _persistent_folder(self, number: int) -> Path:
-        position = self.course.position(number)
-        return self.paths.checkpoints / checkpoint_name(position["epoch"], position["epoch_step"], number)
+        at = self.course.position(number)
+        # AReaL's name.
+        return self.paths.checkpoints / f"epoch{at['epoch']}epochstep{at['epoch_step']}globalstep{number}"
 
     @cached_property
     def exports(self) -> BackgroundExport:
@@ -312,7 +313,6 @@ class SteppedRun(ABC):
         Args:
             processed: tokens that went through the model.
             began: start of the step, as time.perf_counter().
-            task_ids: what was learned from.
         """
         seconds = time.perf_counter() - began
         self.state = replace(self.state, seconds=self.state.seconds + seconds)

@@ -72,10 +72,6 @@ class Choice:
         """Whether any class has the field."""
         return any(field in cls.model_fields for cls in (*self.ours.values(), self.own))
 
-    def having(self, field: str) -> tuple[str, ...]:
-        """Our names whose classes have a field."""
-        return tuple(name for name, cls in self.ours.items() if field in cls.model_fields)
-
     def lacks(self, name: Any, field: str) -> bool:
         """Whether a name's class lacks a field that another name's class has."""
         return field not in self.chosen(name).model_fields and self.known(field)
@@ -93,7 +89,7 @@ class Choice:
             what: subject of the sentence: what the choice was made for.
             advice: end of the sentence: what to do.
         """
-        names = self.having(field)
+        names = [name for name, cls in self.ours.items() if field in cls.model_fields]
         whose = _listed(names) if names else "module:Class, one of your own"
         setting = f"{self.section}.{field}"
         return f"{setting} is a setting of {self.setting}={whose}, and {what} has {self.setting}={name}{advice}"

@@ -24,9 +24,6 @@ def run_command(
     Args:
         work: gets the configuration's file and the flag that a signal sets; returns the exit code.
         fault: line that follows an error which is none of the user's.
-
-    Returns:
-        The exit code: that of `work`, or of the error.
     """
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("config", type=Path, help="the configuration, as clusterkit writes it")

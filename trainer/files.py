@@ -74,11 +74,11 @@ def remove_tree(folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def last_records(path: Path, size: int = 1 << 18) -> list[dict[str, Any]]:
-    """The whole JSON objects in the last `size` bytes of a JSON-lines file; none where there is no file."""
+def last_records(path: Path) -> list[dict[str, Any]]:
+    """The whole JSON objects in the last 256 KiB of a JSON-lines file; none where there is no file."""
     try:
         with path.open("rb") as file:
-            start = max(file.seek(0, os.SEEK_END) - size, 0)
+            start = max(file.seek(0, os.SEEK_END) - (1 << 18), 0)
             file.seek(start)
             lines = file.read().split(b"\n")[1 if start else 0 :]
     except FileNotFoundError:

@@ -182,14 +182,7 @@ class RolloutRun:
         stats = rollout_stats(trajectories, rewards, torch.zeros(0), [])
         stats = {name: value for name, value in sorted(stats.items()) if name not in UNUSED}
         self.seconds += seconds
-        position = {
-            "epoch": 1,
-            "epochs": 1,
-            "epoch_step": number,
-            "steps_per_epoch": self.total_steps,
-            "global_step": number,
-            "total_steps": self.total_steps,
-        }
+        position = Schedule(self.total_steps, self.total_steps, 1, 1).position(number)
         self.monitor.info(stats_line(stats).replace("actor_train", "rollout"))
         self.monitor.info(epoch_line(position, round(stats["n_tokens"]), seconds, self.seconds, None))
         record = {

@@ -87,9 +87,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         raise ValueError(f"{folder} holds no .safetensors file")
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
-        for name, entry in header(file).items():
-            if name != "__metadata__":
-                shapes[name] = tuple(entry["shape"])
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header(file).items()}
     return shapes
 
 
@@ -117,18 +115,17 @@ def weights_digest(folder: Path) -> str:
         with file.open("rb") as stream:
             first = 8 + int.from_bytes(stream.read(8), "little")
             for name, entry in entries.items():
-                if name != "__metadata__":
-                    start, end = entry["data_offsets"]
-                    stream.seek(first + start)
-                    told = f"{name} {entry['dtype']} {entry['shape']} ".encode()
-                    found[name] = hashlib.sha256(told + stream.read(min(end - start, SAMPLED_BYTES))).digest()
+                start, end = entry["data_offsets"]
+                stream.seek(first + start)
+                told = f"{name} {entry['dtype']} {entry['shape']} ".encode()
+                found[name] = hashlib.sha256(told + stream.read(min(end - start, SAMPLED_BYTES))).digest()
     if not found:
         raise ValueError(f"{folder} holds no .safetensors file")
     return hashlib.sha256(b"".join(found[name] for name in sorted(found))).hexdigest()
 
 
 def header(file: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors: dtype, shape and data_offsets by name, beside __metadata__.
+    """What a safetensors file says of its tensors: dtype, shape and data_offsets by name.
 
     Raises:
         OSError, ValueError: it cannot be read, or is not whole; with the path.
@@ -138,8 +135,9 @@ def header(file: Path) -> dict[str, Any]:
         text = stream.read(length) if length < 1 << 28 else b""
     try:
         entries: dict[str, Any] = json.loads(text)
-        end = max((e["data_offsets"][1] for n, e in entries.items() if n != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError) as error:
+        entries.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is no whole safetensors file: write it again") from error
     if file.stat().st_size != 8 + length + end:
         raise ValueError(f"{file} is cut short: {file.stat().st_size} of {8 + length + end} bytes. Write it again")

@@ -25,7 +25,7 @@ def origin() -> dict[str, Any]:
             "host": platform.node(),
             "system": f"{platform.system()} {platform.release()}",
             "cores": os.cpu_count(),
-            "memory_gib": round(_memory().get("MemTotal", 0) / GIB, 1),
+            "memory_gib": round(memory_info().get("MemTotal", 0) / GIB, 1),
             "gpus": _Gpus().names(),
         },
     }
@@ -67,7 +67,7 @@ class Usage:
         before, self._times = self._times, _cpu_times()
         if before and self._times and (all_of_it := self._times[0] - before[0]) > 0:
             found["cpu_share"] = round(1 - (self._times[1] - before[1]) / all_of_it, 4)
-        memory = _memory()
+        memory = memory_info()
         if {"MemTotal", "MemAvailable"} <= memory.keys():
             found["memory_gib"] = round((memory["MemTotal"] - memory["MemAvailable"]) / GIB, 3)
         with self._lock:
@@ -96,7 +96,7 @@ def _cpu_times() -> tuple[int, int] | None:
     return sum(times), times[3] + times[4]
 
 
-def _memory() -> dict[str, int]:
+def memory_info() -> dict[str, int]:
     """Return the bytes of /proc/meminfo; empty if there is none."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -88,11 +88,9 @@ class Sink(Protocol):
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         """Record values at a global step."""
-        ...
 
     def close(self) -> None:
         """Flush and close."""
-        ...
 
 
 class Monitor:

@@ -94,13 +94,6 @@ class Completion:
         """The ids without the end token."""
         return self.token_ids if self.finish_reason == "length" else self.token_ids[:-1]
 
-    @property
-    def token_versions(self) -> list[int]:
-        """The weight version that sampled each token."""
-        return [
-            version for version, count in self.spans or ((self.version, len(self.token_ids)),) for _ in range(count)
-        ]
-
 
 @dataclass(frozen=True, slots=True)
 class Turn:

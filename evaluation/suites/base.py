@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from trainer.errors import UserError
+from trainer.files import sha256
 from trainer.types import Task
 
 Grading = Literal["math", "qa", "strings", "any_string", "exact", "source"]
@@ -13,6 +16,14 @@ Grading = Literal["math", "qa", "strings", "any_string", "exact", "source"]
 answer. exact: the strict reward of the training. source: by the data source's own rule (trainer.rewards.sources)."""
 CountTokens = Callable[[str], int]
 """Tokens of a text under the checkpoint's tokenizer."""
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file. Raises UserError where it cannot be read."""
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.config import Split
-from evaluation.suites.base import CountTokens, Suite
+from evaluation.suites.base import CountTokens, Suite, file_digest
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.seeding import derive_seed
@@ -126,10 +126,7 @@ def official_places(documents: int) -> list[str]:
 
 def official_suite(name: str, path: Path, limit: int = 0) -> Suite:
     """MemAgent's own file: a JSON list of {context, input, answers, num_docs, index}."""
-    try:
-        identity = {"kind": "ruler-hqa-official", "sha256": sha256(path), "limit": limit}
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    identity = {"kind": "ruler-hqa-official", "sha256": file_digest(path), "limit": limit}
     return Suite(name, "qa", identity, lambda _: read_official(path)[: limit or None], True, 0, str(path))
 
 

@@ -50,11 +50,10 @@ def memory_suites(places: Sequence[Path], cache_dir: str = "", limit: int = 0) -
     Raises:
         UserError: there are no such data, or a row is unusable.
     """
-    file = find_texts(places)
+    every = [*places, *data_places("memalpha", cache_dir)]
+    file = find_texts(every)
     if file is None:
-        file = find_texts(data_places("memalpha", cache_dir))
-    if file is None:
-        raise UserError(missing([*places, *data_places("memalpha", cache_dir)]))
+        raise UserError(missing(every))
     items = read_items(file)
     digest = sha256(file)
     suites = []

@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.suites.base import Suite
+from evaluation.suites.base import Suite, file_digest
 from trainer.config_tasks import MathConfig
 from trainer.errors import UserError
-from trainer.files import sha256
 from trainer.grading.extract import last_box
 from trainer.tasks.jsonl import Row, kind, read_rows
 from trainer.tasks.math import Math, problems_file
@@ -31,7 +30,7 @@ FROM_SOLUTION = ("math_500",)
 
 def problem_suite(name: str, path: Path, limit: int = 0) -> Suite:
     """The suite of a file. limit: only the first so many problems; 0: all. Raises UserError if it is unreadable."""
-    identity = {"kind": "problems", "sha256": _digest(path), "limit": limit, "from_solution": name in FROM_SOLUTION}
+    identity = {"kind": "problems", "sha256": file_digest(path), "limit": limit, "from_solution": name in FROM_SOLUTION}
     return Suite(
         name, "math", identity, lambda _: read_problems(name, path)[: limit or None], False, SAMPLES, str(path)
     )
@@ -47,7 +46,7 @@ def heldout_suite(config: MathConfig, limit: int = 0) -> Suite:
     """
     path = problems_file(config)
     most = limit or MOST_HELDOUT
-    identity = {"kind": "math-heldout", "sha256": _digest(path), "share": config.eval_fraction, "limit": most}
+    identity = {"kind": "math-heldout", "sha256": file_digest(path), "share": config.eval_fraction, "limit": most}
 
     def load(_: object) -> list[Task]:
         source = Math(config, 0)
@@ -115,13 +114,6 @@ def _row_id(row: Row, number: int) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise row.error(f"the id must be a text or a whole number, not {kind(value)}")
     return str(value)
-
-
-def _digest(path: Path) -> str:
-    try:
-        return sha256(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def places_of(name: str) -> list[str]:

@@ -79,7 +79,6 @@ def test_log_probs_and_gradients_are_the_class_s_own(kind: str, compiled: bool) 
     single = make(family, settings | {"max_position_embeddings": 2048}).to(DEVICE)  # by the book, in float32
     lm = copy_in(single, torch.bfloat16).requires_grad_(True)
     single.config._attn_implementation = "eager"
-    attention.register()
     lm.config._attn_implementation = attention.IMPLEMENTATION
     prepare_layers(lm, "selective" if compiled else "none", compiled)
     batch = pack(rows(), DEVICE)

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.realparts import require
+from tests.tokenversions import token_versions
 from trainer.engines.base import EngineError
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import RefusedError, Server, ServerPool
@@ -256,7 +257,7 @@ def test_new_weights_are_used_and_told_also_in_the_middle_of_a_response(served: 
     assert served.engine.version == 1
     for prompt, done in changed[:4]:
         assert [version for version, _ in done.spans] == [0, 1]
-        versions = torch.tensor(done.token_versions)
+        versions = torch.tensor(token_versions(done))
         given = torch.tensor(done.logprobs)
         by = {version: (served.score(version, prompt, done) - given).abs() for version in (0, 1)}
         print(f"spans {done.spans}: own {[float(by[v][versions == v].mean()) for v in (0, 1)]}")

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.realparts import require
+from tests.tokenversions import token_versions
 from trainer.config import RunConfig
 from trainer.config_parts import ModelConfig, WeightsConfig
 from trainer.engines.dialects import make_dialect
@@ -211,7 +212,7 @@ def test_over_nccl_with_requests_under_way(rig: Rig, far: ServedEngine, tmp_path
     dones = jobs.result()
     print(stats)
     assert (stats.transport, stats.servers) == ("nccl", 2)
-    assert {done.token_versions[-1] for done in dones} == {rig.versions}
+    assert {token_versions(done)[-1] for done in dones} == {rig.versions}
     new = rig.ask(far)
     print(f"mean |difference of log-probs| {rig.difference(new):.4f}")
     assert rig.difference(new) < SAME

@@ -26,7 +26,7 @@ from trainer.errors import CrashError, UserError
 from trainer.train.distributed import join_world, leave_world
 from trainer.weights.buckets import plan_buckets
 from trainer.weights.colocated import ColocatedPublisher
-from trainer.weights.ipc import SHARED_MEMORY
+from trainer.weights.folders import SHARED_MEMORY
 
 RANKS = 4
 

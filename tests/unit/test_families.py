@@ -188,6 +188,5 @@ def test_a_pass_without_rows_and_without_a_mask_is_an_error() -> None:
 
 def load_tiny() -> Any:
     lm = make(*KINDS["llama"])
-    attention.register()
     lm.set_attn_implementation(attention.IMPLEMENTATION)
     return lm

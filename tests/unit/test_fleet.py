@@ -172,7 +172,7 @@ def test_a_server_that_comes_back_joins_once_where_two_look_at_the_same_time(
         await asyncio.gather(fleet.look(), fleet.look())
 
     asyncio.run(two())
-    assert [server.name for server in fleet.servers()] == ["server-0"]
+    assert [server.name for server in fleet.engine.pool.usable()] == ["server-0"]
 
 
 @pytest.mark.parametrize(("answer", "joins"), [(Drop(), True), ((503, {}), True), ((400, {"error": "no"}), False)])
@@ -246,6 +246,6 @@ def test_a_server_that_was_left_paused_joins(tmp_path: Path) -> None:
             fleet = Fleet(engine, folder, config)
             await fleet.look()
             await engine.pool.close()
-            return [server.name for server in fleet.servers()]
+            return [server.name for server in fleet.engine.pool.usable()]
 
     assert asyncio.run(main()) == ["server-0"]

@@ -48,7 +48,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.long
 def test_compiled_layers_look_through_their_own_windows(compiled: Any) -> None:
     lm = families.make(*families.KINDS["gemma3"])
-    attention.register()
     lm.config._attn_implementation = attention.IMPLEMENTATION
     expected, _ = gradients(learner(lm, small_config(*FREE)), rows_of(lm))
 

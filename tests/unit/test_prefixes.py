@@ -244,7 +244,6 @@ def test_every_class_of_models_shares_prefixes(kind: str, way: str, monkeypatch:
     if kind == "gemma2" and way == "kernel":
         way = "blocks"  # no flash kernel caps scores
     lm = families.make(*families.KINDS[kind])
-    attention.register()
     lm.config._attn_implementation = attention.IMPLEMENTATION
 
     assert same_step(lm, group_rows(lm, GROUP_OF_EIGHT), use(way, monkeypatch)) > 0.6

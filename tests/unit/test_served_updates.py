@@ -12,6 +12,7 @@ import pytest
 from httpstub import Answer, Hang
 from servedrig import FAST, PARAMS, FaultyServer, Rig, run_scenario, write_model
 
+from tests.tokenversions import token_versions
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import UntouchedError
 from trainer.engines.dialects import make_dialect
@@ -39,7 +40,7 @@ def test_an_update_cuts_responses_off_and_they_go_on_from_their_own_tokens(scena
             assert done.token_ids == [103, 104, 105, 106, 107, 108]
             assert done.spans == ((0, 2), (1, 4))
             assert done.version == 0
-            assert done.token_versions == [0, 0, 1, 1, 1, 1]
+            assert token_versions(done) == [0, 0, 1, 1, 1, 1]
         assert rig.engine.stats.interrupted == 8
         calls = [p.partition("?")[0] for _, p, _ in rig.stubs[0].seen if p not in ("/generate", "/abort_request")]
         assert calls[-5:] == [
@@ -58,7 +59,6 @@ def test_nothing_is_sent_during_a_pause(scenario: Scenario) -> None:
         await rig.engine.pause()
         job = asyncio.create_task(rig.engine.generate([1], PARAMS))
         await rig.update(1)  # leaves the pause as it was
-        assert await rig.engine.health()
         assert not job.done()
         assert rig.stubs[0].count("/generate") == 1
         await rig.engine.resume()

@@ -88,15 +88,12 @@ class AnyAgent(Protocol):
 
     def longest_conversation(self) -> int:
         """Tokens of the longest conversation that the limits allow, prompt plus response; 0 where that is unknown."""
-        ...
 
     def prepare(self, task: Task) -> Any:
         """What `rollout` wants of a task; made once and shared by the trajectories of its group."""
-        ...
 
     async def rollout(self, prepared: Any, engine: Engine, options: RolloutOptions) -> Trajectory:
         """One pass over a task. The reward is left at 0: rewards are not the agent's business."""
-        ...
 
 
 def check_window(agent: AnyAgent, window: int, max_tokens_per_mb: int = 0) -> None:
@@ -112,11 +109,6 @@ def check_window(agent: AnyAgent, window: int, max_tokens_per_mb: int = 0) -> No
     """
     if check := getattr(agent, "check_window", None):
         check(window, max_tokens_per_mb)
-
-
-def is_builtin(agent: AnyAgent) -> bool:
-    """Whether an agent is one of ours, so that the user's code is not to blame for its failures."""
-    return bool(getattr(agent, "builtin", False))
 
 
 def split_chunks(ids: list[int], chunk_tokens: int) -> list[list[int]]:

@@ -38,11 +38,6 @@ from trainer.weights.source import served_state
 log = logging.getLogger("trainer")
 
 
-def checkpoint_name(epoch: int, epoch_step: int, global_step: int) -> str:
-    """AReaL's name of a persistent checkpoint; all numbers from 1."""
-    return f"epoch{epoch}epochstep{epoch_step}globalstep{global_step}"
-
-
 def export(learner: Learner, tokenizer: Any, folder: Path) -> Record:
     """Write weights, config and tokenizer to `folder`. Collective: every rank calls it. Returns a metrics record.
 

@@ -155,7 +155,7 @@ def _prepare(
         sender = writer if writer in ranks else ranks[turn % len(ranks)]
         if world.rank == writer:
             assert parcel.whole is not None
-            target = parcel.whole[_slices(place)]
+            target = parcel.whole[tuple(slice(start, end) for start, end in place)]
             if sender == writer:
                 target.copy_(parts[piece.name])
                 continue
@@ -203,7 +203,3 @@ def _header(bucket: Bucket) -> bytes:
 def _bytes(tensor: Tensor) -> Tensor:
     """A contiguous tensor's memory, [bytes] uint8."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _slices(place: Place) -> tuple[slice, ...]:
-    return tuple(slice(start, end) for start, end in place)

@@ -24,33 +24,15 @@ class EngineGoneError(EngineError):
 class Engine(Protocol):
     """What the rollout controller and the agents need from an engine."""
 
-    @property
-    def version(self) -> int:
-        """Weight version that new responses are sampled with."""
-        ...
-
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         """Sample one response. `key` names the task, so that servers can keep one group on one machine.
 
         Raises:
             EngineError: it was not answered. EngineGoneError: nor would any other be.
         """
-        ...
 
     def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
         """Say that the next prompts of this key are going to begin with these ids: an engine may read them ahead.
 
         Changes no response; an engine may do nothing about it.
         """
-
-    async def pause(self) -> None:
-        """Start no new response until `resume`."""
-        ...
-
-    async def resume(self) -> None:
-        """Go on after `pause`."""
-        ...
-
-    async def health(self) -> bool:
-        """Whether a request sent now would be answered."""
-        ...

@@ -64,11 +64,9 @@ class Dialect(Protocol):
 
     def argv(self, options: ServerOptions, port: int) -> tuple[str, ...]:
         """Command line of a server, without the interpreter."""
-        ...
 
     def environment(self, options: ServerOptions) -> dict[str, str]:
         """What the server's environment has beside this process's."""
-        ...
 
     def adapted(self, options: ServerOptions) -> Setting:  # noqa: ARG002
         """What a server gets because of its GPUs and its packages, unless the user has said otherwise."""
@@ -76,15 +74,12 @@ class Dialect(Protocol):
 
     def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
         """Body of a sampling request: go on after `ids` for at most `left` tokens."""
-        ...
 
     def read(self, answer: Json, name: str) -> Stretch:
         """Take a sampling answer apart. Raises EngineError when it lacks what training needs."""
-        ...
 
     async def probe(self, pool: ServerPool, server: Server) -> str:
         """Find out the server's version, what it returns, and that it holds the weights it should (if known)."""
-        ...
 
     async def held_version(self, pool: ServerPool, server: Server) -> int:
         """The version that the server says its weights are; 0 for those that it was started with.
@@ -127,19 +122,15 @@ class Dialect(Protocol):
 
     async def cut_off(self, pool: ServerPool, server: Server) -> None:
         """End what is being sampled; the requests are answered with what they have so far."""
-        ...
 
     async def pause(self, pool: ServerPool, server: Server) -> None:
         """Stop an idle server from sampling and empty its prefix cache."""
-        ...
 
     async def go_on(self, pool: ServerPool, server: Server) -> None:
         """Go on after `pause`."""
-        ...
 
     async def load_folder(self, pool: ServerPool, server: Server, folder: Path, version: int) -> None:
         """Have a paused server load weights and call them `version`. UntouchedError: it kept the old ones."""
-        ...
 
     def adapter(self, server: Server) -> str:
         """The adapter that requests to a server are for; empty for the weights that it was started with."""
@@ -152,8 +143,6 @@ class Dialect(Protocol):
 
 def unreadable(answer: Json, name: str, error: Exception) -> EngineError:
     """The error for an answer that lacks what training needs."""
-    return EngineError(f"{name} sent an answer that cannot be read ({type(error).__name__} {error}): {_start(answer)}")
-
-
-def _start(answer: Any) -> str:
-    return str(answer)[:300]
+    return EngineError(
+        f"{name} sent an answer that cannot be read ({type(error).__name__} {error}): {str(answer)[:300]}"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,6 @@ class EngineStats:
     prefilled_tokens: int = 0
     sampled_tokens: int = 0
     batches: int = 0
-    extra: dict[str, float] = field(default_factory=dict)
 
 
 class EmbeddedEngine:
@@ -76,33 +75,11 @@ class EmbeddedEngine:
         self.stop_ids = stop_ids
         self.max_batch_tokens = max_batch_tokens
         self.stats = EngineStats()
-        self._version = 0
+        self.version = 0
+        """Of the weights; they are shared, so that an update changes nothing but this number."""
         self._cache_name: str | None = None
         self._waiting: list[_Request] = []
-        self._paused = False
         self._flush_loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def version(self) -> int:
-        """Weight version of the shared weights."""
-        return self._version
-
-    async def pause(self) -> None:
-        """Hold back new batches, also of requests that are waiting already, until `resume`."""
-        self._paused = True
-
-    async def resume(self) -> None:
-        """Let batches run again."""
-        self._paused = False
-        self._schedule_flush()
-
-    async def update_weights(self, version: int) -> None:
-        """The weights are shared: only the number changes."""
-        self._version = version
-
-    async def health(self) -> bool:
-        """A model in this process is always there."""
-        return True
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:  # noqa: ARG002
         """Wait for a place in the next batch. Raises ValueError for an empty prompt."""
@@ -119,15 +96,13 @@ class EmbeddedEngine:
     def _schedule_flush(self) -> None:
         loop = asyncio.get_running_loop()
         # A loop that was closed before its flush ran (an interrupted batch) must not keep the next one waiting.
-        if self._waiting and not self._paused and self._flush_loop is not loop:
+        if self._waiting and self._flush_loop is not loop:
             self._flush_loop = loop
             # One turn of the event loop later every trajectory that is ready has sent its request.
             loop.call_soon(lambda: loop.call_soon(self._flush))
 
     def _flush(self) -> None:
         self._flush_loop = None
-        if self._paused:
-            return
         requests = [r for r in self._waiting if not r.future.done()]  # the others were cancelled
         self._waiting = []
         try:
@@ -202,7 +177,7 @@ class EmbeddedEngine:
             ).last_hidden_state
             logits = self._logits(hidden)
             positions = positions + 1
-        completions = sampler.completions(self._version)
+        completions = sampler.completions(self.version)
         self.stats.sampled_tokens += sum(len(c.token_ids) for c in completions)
         return completions
 

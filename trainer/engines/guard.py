@@ -24,7 +24,7 @@ def main(parent: int, grace: float, command: list[str]) -> int:
     warned: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: warned.append(received))
-    _die_with_parent(signal.SIGTERM)
+    die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it died before the kernel was asked
         return 1
     try:
@@ -51,12 +51,13 @@ def main(parent: int, grace: float, command: list[str]) -> int:
 def _killed_with(guard: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    _die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != guard:  # it was killed before the kernel was asked
         os._exit(1)
 
 
-def _die_with_parent(number: int) -> None:
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this process the signal when the one that started it dies."""
     with suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number)
 

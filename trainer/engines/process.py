@@ -227,10 +227,10 @@ def log_cause(text: str) -> str:
     return _short(lines[-1]) if lines else "its log is empty"
 
 
-def log_end(text: str, count: int = 3) -> str:
+def log_end(text: str) -> str:
     """What a server that has not failed does, or waits for: a known line with advice, else the last ones of its log."""
     lines = _lines(text)
-    return _known(lines) or " | ".join(map(_short, lines[-count:])) or "nothing, it is empty"
+    return _known(lines) or " | ".join(map(_short, lines[-3:])) or "nothing, it is empty"
 
 
 def _lines(text: str) -> list[str]:

@@ -26,7 +26,7 @@ from trainer.engines.dialect import Dialect, Stretch
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.served_stats import ServedStats
 from trainer.engines.server_updates import ABORT_EVERY, Load, ServerUpdates
-from trainer.engines.sharing import PrefixSharing
+from trainer.engines.sharing import PrefixSharing, at_once
 from trainer.hf_folder import folder_problem
 from trainer.types import Completion, FinishReason, SamplingParams
 
@@ -43,15 +43,12 @@ class Others(Protocol):
 
     async def hold(self) -> None:
         """Return once they send none any more."""
-        ...
 
     async def idle(self) -> None:
         """After `hold`: return once none is under way."""
-        ...
 
     def go_on(self) -> None:
         """Have them go on, with the servers and the version that the engine has now."""
-        ...
 
 
 class ServedEngine:
@@ -79,20 +76,17 @@ class ServedEngine:
         self._each = ServerUpdates(pool, dialect)
         self.versions = 1
         self._folder: Path | None = model  # of the version in use, for servers that join
-        self._version = version
+        self.version = version
+        """Of the weights that new responses are sampled with."""
         self._paused = False
-        self._updating = False
+        self.updating = False
+        """Whether requests are held back for an update."""
         self._waiting: list[asyncio.Future[None]] = []
         self._under_way, self._noted = 0, 0.0
         self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self.others: Others | None = None
         self.sharing = PrefixSharing(self._read_prefix, self._place, self._unpaused, self._has_room)
         self.sharing.holds = not dialect.shares_batches
-
-    @property
-    def version(self) -> int:
-        """Weight version that new responses are sampled with."""
-        return self._version
 
     @property
     def has_folder(self) -> bool:
@@ -112,8 +106,8 @@ class ServedEngine:
         """
         found = await self.dialect.probe(self.pool, server)
         async with self._turn():
-            if server.version != self._version:
-                folder, version = self._folder, self._version
+            if server.version != self.version:
+                folder, version = self._folder, self.version
                 if folder is None:
                     raise EngineError(
                         f"{server.name} holds weight version {server.version}, and version {version} is in no folder "
@@ -132,21 +126,9 @@ class ServedEngine:
         """Use this server no longer; returns when it has answered what it was asked."""
         await self.pool.remove(server)
 
-    async def health(self) -> bool:
-        """Whether a request sent now would be answered: some server is in use, and says that it is well."""
-        for server in self.pool.usable():
-            if await self.pool.healthy(server):
-                return True
-        return False
-
-    @property
-    def updating(self) -> bool:
-        """Whether requests are held back for an update."""
-        return self._updating
-
     async def hold(self) -> None:
         """For an update that another process makes: send no request until `go_on`."""
-        self._updating = True
+        self.updating = True
 
     async def idle(self) -> None:
         """After `hold`: return once no server works for this engine any more; whoever updates cuts requests off."""
@@ -155,10 +137,10 @@ class ServedEngine:
 
     def go_on(self, version: int) -> None:
         """After `hold`: the servers in use have these weights now."""
-        self._version = version
+        self.version = version
         for server in self.pool.usable():
             server.version = version
-        self._updating = False
+        self.updating = False
         self._wake()
 
     async def pause(self) -> None:
@@ -204,14 +186,14 @@ class ServedEngine:
             finish = stretch.finish or self._finished(ids, params)
             if finish:
                 break
-            if not self._held and stretch.version in (self._version, None):
+            if not self._held and stretch.version in (self.version, None):
                 strays += 1
                 if strays > STRAY_ABORTS:
                     raise EngineError(f"a server cut one response off {strays} times: see the servers' logs")
             self.stats.interrupted += 1
         self.stats.requests += 1
         self.stats.sampled_tokens += len(ids)
-        oldest = min((version for version, _ in spans), default=self._version)
+        oldest = min((version for version, _ in spans), default=self.version)
         return Completion(ids, logprobs, finish, oldest, tuple(spans) if len(spans) > 1 else ())
 
     async def update_from_folder(self, folder: Path, version: int) -> None:
@@ -223,7 +205,7 @@ class ServedEngine:
             EngineError: the folder does not fit (then no server has heard of it), or no server took the weights.
         """
         if problem := await asyncio.to_thread(folder_problem, folder, self.model):
-            raise EngineError(f"weight version {version} cannot be loaded: {problem}. The servers keep {self._version}")
+            raise EngineError(f"weight version {version} cannot be loaded: {problem}. The servers keep {self.version}")
         in_use = [v for server in self.pool.usable() for v, count in server.versions.items() if count]
         if self.dialect.adapters and min(in_use, default=version) > version - self.versions:
             await self._update_beside(folder, version)
@@ -242,11 +224,9 @@ class ServedEngine:
         async with self._turn():
             if problem := await asyncio.to_thread(folder_problem, folder, self.model):
                 raise EngineError(f"weight version {version} cannot be loaded: {problem}")
-            if self.pool.usable() and version != self._version:
-                raise EngineError(
-                    f"servers hold weight version {self._version}, and the folder offered holds {version}"
-                )
-            self._version, self._folder = version, folder
+            if self.pool.usable() and version != self.version:
+                raise EngineError(f"servers hold weight version {self.version}, and the folder offered holds {version}")
+            self.version, self._folder = version, folder
 
     async def update(self, version: int, load: Load, folder: Path | None = None) -> None:
         """Bring new weights onto every server. What was running goes on afterwards from its own tokens.
@@ -262,12 +242,12 @@ class ServedEngine:
             EngineGoneError: nor is any left in use.
         """
         async with self._turn():
-            self._updating = True
+            self.updating = True
             try:
                 began = time.perf_counter()
                 if self.others is not None:
                     await self.others.hold()
-                idle = asyncio.ensure_future(self.others.idle() if self.others is not None else _at_once())
+                idle = asyncio.ensure_future(self.others.idle() if self.others is not None else at_once())
                 await asyncio.gather(idle, *(self._each.drain(server, idle) for server in self.pool.usable()))
                 await asyncio.gather(
                     *(self._each.pause(server) for server in self.pool.usable()), return_exceptions=True
@@ -281,10 +261,10 @@ class ServedEngine:
                 self._settle(dict(zip(servers, taken, strict=True)), folder, version)
             finally:
                 for server in self.pool.usable():
-                    if server.version != self._version:  # cancelled half-way
+                    if server.version != self.version:  # cancelled half-way
                         server.discard(f"an update to weight version {version} was broken off")
                 await asyncio.gather(*(self._each.go_on(s) for s in self.pool.usable()), return_exceptions=True)
-                self._updating = False
+                self.updating = False
                 self._wake()
                 if self.others is not None:
                     self.others.go_on()
@@ -325,7 +305,7 @@ class ServedEngine:
             self.pool.choose("")  # raises: says what became of the servers
         errors = {server: error for server, error in results.items() if error is not None}
         if len(errors) < len(results):
-            self._version, self._folder = version, folder
+            self.version, self._folder = version, folder
             for server, error in errors.items():
                 server.discard(f"it stayed behind at weight version {server.version}: {error}")
         for error in errors.values():
@@ -346,7 +326,7 @@ class ServedEngine:
 
     @property
     def _held(self) -> bool:
-        return self._paused or self._updating
+        return self._paused or self.updating
 
     def _wake(self) -> None:
         if self._held:
@@ -433,10 +413,6 @@ class ServedEngine:
         if ids and ids[-1] in self.stop_ids:
             return "stop"
         return "length" if len(ids) >= params.max_new_tokens else None
-
-
-async def _at_once() -> None:
-    """There is nobody to wait for."""
 
 
 def _place_of(server: Server, version: int) -> Hashable:

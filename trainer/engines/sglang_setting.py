@@ -60,7 +60,6 @@ def choose(
     """Return options for the command line, and why each was chosen.
 
     Args:
-        packages: of the server's interpreter.
         major: the GPUs' compute capability, its first number; None where that is unknown.
         compiles: whether kernels can be compiled here.
         given: the user's own options, which win.

@@ -103,6 +103,10 @@ class _Group:
         return prefix
 
 
+async def at_once() -> None:
+    """There is nothing to wait for."""
+
+
 class PrefixSharing:
     """Decides when a prompt is sent, and which prefix is read before it.
 
@@ -124,7 +128,7 @@ class PrefixSharing:
         self,
         read: Callable[[list[int], str], Awaitable[Hashable]],
         place: Callable[[str], Hashable],
-        admitted: Callable[[], Awaitable[None]],
+        admitted: Callable[[], Awaitable[None]] = at_once,
         room: Callable[[str], bool] = lambda _key: True,
     ) -> None:
         self.enabled = True

@@ -36,7 +36,6 @@ class PriorityLimiter:
         return int(self._allowed)
 
     async def __aenter__(self) -> None:
-        """Wait for a slot."""
         if self._taken < self.allowed:
             self._taken += 1
             return
@@ -50,7 +49,6 @@ class PriorityLimiter:
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        """Give the slot to the next."""
         self._give_back()
 
     def narrow(self, began: float, now: float) -> bool:

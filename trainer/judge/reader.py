@@ -26,19 +26,15 @@ class Reader(Protocol):
 
     async def answer(self, question: str, memory: dict[str, Any]) -> str:
         """The answer to a question from a memory: core text, and the entries of each store that fit the question."""
-        ...
 
     async def agrees(self, question: str, gold: str, answer: str) -> bool:
         """Whether an answer says what the gold answer says."""
-        ...
 
     async def worth_keeping(self, store: str, content: str, chunk: str) -> bool:
         """Whether an entry that was written after reading `chunk` is a valid entry of its store."""
-        ...
 
     def counts(self) -> dict[str, float]:
         """Requests, cache hits, retries and unanswered requests since the last call, by name."""
-        ...
 
 
 class RuleReader:

@@ -9,7 +9,6 @@ attempt ended is kept in attempt_N/exit.json: Ray's word on a job is lost with R
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -17,20 +16,19 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from trainer.config import RunConfig
 from trainer.configfile import read_config
+from trainer.engines.guard import die_with_parent
 from trainer.errors import UserError
 from trainer.files import last_records, sha256, write_atomic
 from trainer.launch.retries import Ended, judge
 from trainer.paths import new_attempt
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SET_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class Job:
@@ -74,7 +72,8 @@ class Job:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 (this process has one thread)
+                # When this process is killed it can stop or restart the trainer no more.
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509 (this process has one thread)
             )
             if self._stopped.is_set():  # the signal came before there was a trainer to send it to
                 self._process.terminate()
@@ -93,12 +92,6 @@ class Job:
         self._stopped.set()
         if self._process is not None:
             self._process.send_signal(number)
-
-
-def _end_with_parent() -> None:
-    """Send the trainer SIGTERM when this process is killed, which could not stop or restart it any more."""
-    with suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import pickle
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainer.engines.process import free_port
 from trainer.errors import InterruptedRunError, RunError
 from trainer.launch.nccl_settings import NodeSettings, log_lines, take
 from trainer.launch.rank import RankJob, start_rank
@@ -220,9 +220,7 @@ class RankHost:
 
     def meeting_place(self) -> tuple[str, int]:
         """Address of this node and a port that is free here."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return self.node(), int(probe.getsockname()[1])
+        return self.node(), free_port("")
 
     def start(self, rank: int, job: bytes) -> None:
         """Start the rank of that number. job: a pickled RankJob; its meeting folder is set here."""

@@ -58,7 +58,6 @@ def stop(arguments: argparse.Namespace) -> list[str]:
 
 
 def _end(folder: Path, names: set[str]) -> None:
-    """End servers and remove their registrations."""
     for name in names:
         if (actor := find_actor(name)) is not None:
             end_actor(actor)

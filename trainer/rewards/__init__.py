@@ -15,11 +15,9 @@ class Begun(Protocol):
 
     def turn_read(self, turn: dict[str, Any]) -> None:
         """A turn has ended: `turn` is its entry in the agent's details."""
-        ...
 
     def close(self) -> None:
         """The trajectory is scored or given up: end what still runs for it."""
-        ...
 
 
 class Reward(Protocol):
@@ -31,7 +29,6 @@ class Reward(Protocol):
 
     def score(self, task: Task, trajectory: Trajectory) -> float | Awaitable[float]:
         """The trajectory's reward; `async def` where it has to wait for something."""
-        ...
 
 
 class Boxed:

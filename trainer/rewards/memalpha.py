@@ -118,7 +118,8 @@ class MemAlphaReward:
         return self.reader.counts()
 
     def _own_part(self, turn: dict[str, Any], r4: float) -> float:
-        turn["r2"], turn["r4"] = success_share(turn["calls"]), r4
+        calls = turn["calls"]
+        turn["r2"], turn["r4"] = (sum(call["ok"] for call in calls) / len(calls) if calls else 0.0), r4
         own: float = turn["r2"] + self.config.gamma * r4
         return own
 
@@ -137,7 +138,6 @@ class MemAlphaReward:
         return verdict
 
     async def _turn_quality(self, turn: Turn) -> Quality:
-        """See Quality."""
         calls = turn["calls"]
         if not self.config.gamma or not calls:
             return 0.0, 0
@@ -155,11 +155,6 @@ class MemAlphaReward:
             return await self.reader.worth_keeping(call["store"], call["content"], chunk)
         except Unanswered:
             return None
-
-
-def success_share(calls: list[dict[str, Any]]) -> float:
-    """r2: share of the calls that were carried out; 0 where there was none."""
-    return sum(call["ok"] for call in calls) / len(calls) if calls else 0.0
 
 
 def compression(turns: list[dict[str, Any]]) -> float:

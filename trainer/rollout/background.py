@@ -14,9 +14,9 @@ T = TypeVar("T")
 class BackgroundLoop:
     """Runs coroutines in one thread until it is closed."""
 
-    def __init__(self, name: str = "rollouts") -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from trainer.algorithms.advantages import group_advantages, zero_variance_groups
+from trainer.algorithms.advantages import group_advantages, turn_advantages, zero_variance_groups
 from trainer.algorithms.losses import token_weights
 from trainer.algorithms.mismatch import sequence_keep
 from trainer.algorithms.table import resolve
@@ -20,7 +20,6 @@ from trainer.rollout.turn_advantages import (
     control_rewards,
     overlong_penalties,
     rewarded_turns,
-    shared_by_turns,
     trajectory_means,
     turn_index,
 )
@@ -69,7 +68,7 @@ def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBat
             values = group_advantages(torch.tensor([rewards[i] for i in ok]), numbers, algorithm.advantage)
             advantages[ok] = 0.0 if config.control.zero_advantages else values
             signal = advantages[ok]
-        per_turn = shared_by_turns(trajectories, advantages, config)
+        per_turn = turn_advantages(advantages, turn_index(trajectories), config.algorithm.credit)
     flat = turn_rows(trajectories, per_turn, config)
     per_batch = len(groups) // config.train.minibatches
     minibatches = []

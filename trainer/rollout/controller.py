@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainer.agents.base import AnyAgent, RolloutOptions, is_builtin
+from trainer.agents.base import AnyAgent, RolloutOptions
 from trainer.engines.base import Engine, EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
 from trainer.errors import RunError, UserError
@@ -87,13 +87,7 @@ class RolloutController:
             for task, one in zip(tasks, prepared, strict=True)
             for sample in range(plan.group_size)
         ]
-        try:
-            done = await asyncio.gather(*jobs)
-        except BaseException:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
-            raise
+        done = await _all_of(jobs)
         self._check_failures(done)
         size = plan.group_size
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
@@ -122,13 +116,7 @@ class RolloutController:
             asyncio.ensure_future(self._trajectory(task, prepared, sample, plan, one_less))
             for sample in range(plan.group_size)
         ]
-        try:
-            return Group(task, list(await asyncio.gather(*jobs)))
-        except BaseException:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
-            raise
+        return Group(task, await _all_of(jobs))
 
     def check(self, groups: Sequence[Group]) -> None:
         """Raise when all of these have failed: RunError, or UserError where an agent of the user's own is to blame."""
@@ -191,7 +179,7 @@ class RolloutController:
         errors = [t.error for t in done if t.error is not None]
         if not errors or len(errors) < len(done):
             return
-        if is_builtin(self.agent):
+        if getattr(self.agent, "builtin", False):
             raise RunError(
                 f"every one of {len(done)} trajectories failed, the first with: {errors[0]}. main.log says more"
             )
@@ -238,6 +226,17 @@ class RolloutController:
             return task.result()
         finally:
             task.cancel()
+
+
+async def _all_of(jobs: list[asyncio.Task[Trajectory]]) -> list[Trajectory]:
+    """What all return; where one fails the others are cancelled and waited for."""
+    try:
+        return list(await asyncio.gather(*jobs))
+    except BaseException:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        raise
 
 
 class RolloutInterruptedError(Exception):

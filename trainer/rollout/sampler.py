@@ -7,7 +7,6 @@ rank calls them. Rank 0 gets whole groups, the others their `Group.scores`: whoe
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import islice
@@ -27,11 +26,7 @@ from trainer.weights.source import refresh
 
 
 class Sampler(ABC):
-    """What the loops need of it.
-
-    Args:
-        config: of the run. source: its tasks. course: its steps.
-    """
+    """What the loops need of it."""
 
     def __init__(self, config: RunConfig, source: TaskSource, course: Schedule) -> None:
         self.config, self.source, self.course = config, source, course
@@ -144,7 +139,7 @@ class EmbeddedSampler(Sampler):
     def publish(self, version: int) -> dict[str, float]:
         """See Sampler."""
         refresh(self.replica, self.policy, self.world)
-        asyncio.run(self.engine.update_weights(version))
+        self.engine.version = version
         return {}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import gigpo_advantages, group_advantages, turn_advantages
+from trainer.algorithms.advantages import gigpo_advantages, group_advantages
 from trainer.algorithms.table import overlong_penalty, resolve
 from trainer.config import RunConfig
 from trainer.config_parts import AlgorithmConfig
@@ -43,20 +44,14 @@ def overlong_penalties(trajectory: Trajectory, config: RunConfig) -> list[float]
     return found
 
 
-def shared_by_turns(trajectories: list[Trajectory], advantages: Tensor, config: RunConfig) -> Tensor:
-    """Advantage of every turn, [turns], from that of its trajectory, [trajectories]."""
-    return turn_advantages(advantages, turn_index(trajectories), config.algorithm.credit)
-
-
 def rewarded_turns(trajectories: list[Trajectory], groups: Tensor, config: RunConfig, step: int) -> Tensor:
     """Advantage of every turn, [turns], from the turns' own rewards (Mem-alpha).
 
     grpo: the turns of all trajectories of a group are one population. gigpo: see `gigpo_advantages`. A control permutes
     or turns round the rewards of the whole batch's turns (gigpo: its outcomes and its turns' parts, each by itself).
     """
-    algorithm, control = config.algorithm, config.control
+    control = config.control
     index = turn_index(trajectories)
-    rewards = [_shortened(t, config) for t in trajectories if t.turn_rewards is not None]
     if control.zero_advantages:
         return torch.zeros(len(index), dtype=torch.float64)
 
@@ -65,10 +60,8 @@ def rewarded_turns(trajectories: list[Trajectory], groups: Tensor, config: RunCo
             control_rewards(values, control.rewards, config.seed, "shuffle", part, step), dtype=torch.float64
         )
 
-    outcomes = controlled([one.outcome for one in rewards], "outcome")
-    own = controlled([value for one in rewards for value in one.turns], "turns")
-    totals = controlled([value for one in rewards for value in one.totals], "totals")
-    return _own_advantages(algorithm, outcomes, own, totals, index, groups)
+    rewards = [_shortened(t, config) for t in trajectories if t.turn_rewards is not None]
+    return _own_advantages(config.algorithm, rewards, index, groups, controlled)
 
 
 def _shortened(trajectory: Trajectory, config: RunConfig) -> TurnRewards:
@@ -90,27 +83,27 @@ def has_signal(group: Group, algorithm: AlgorithmConfig) -> bool:
     if not rewards or len(rewards) < len(ok):
         return len({t.reward for t in ok}) > 1
 
-    def tensor(values: list[float]) -> Tensor:
+    def as_they_are(values: list[float], _part: str) -> Tensor:
         return torch.tensor(values, dtype=torch.float64)
 
-    found = _own_advantages(
-        algorithm,
-        tensor([one.outcome for one in rewards]),
-        tensor([value for one in rewards for value in one.turns]),
-        tensor([value for one in rewards for value in one.totals]),
-        turn_index(ok),
-        torch.zeros(len(ok), dtype=torch.long),
-    )
-    return bool((found != 0).any())
+    one_group = torch.zeros(len(ok), dtype=torch.long)
+    return bool((_own_advantages(algorithm, rewards, turn_index(ok), one_group, as_they_are) != 0).any())
 
 
 def _own_advantages(
-    algorithm: AlgorithmConfig, outcomes: Tensor, own: Tensor, totals: Tensor, index: Tensor, groups: Tensor
+    algorithm: AlgorithmConfig,
+    rewards: list[TurnRewards],
+    index: Tensor,
+    groups: Tensor,
+    tensor: Callable[[list[float], str], Tensor],
 ) -> Tensor:
-    """Advantage of every turn, [turns], from outcomes [trajectories], the turns' own parts and totals, both [turns]."""
+    """Advantage of every turn, [turns]. tensor: makes one of the rewards' numbers and the name of that part of them."""
     norm = resolve(algorithm).advantage
     if algorithm.turn_advantage == "gigpo":
+        outcomes = tensor([one.outcome for one in rewards], "outcome")
+        own = tensor([value for one in rewards for value in one.turns], "turns")
         return gigpo_advantages(outcomes, own, index, groups, norm, algorithm.gigpo_discount, algorithm.gigpo_weight)
+    totals = tensor([value for one in rewards for value in one.totals], "totals")
     return group_advantages(totals, groups[index], norm)
 
 

@@ -342,7 +342,8 @@ class Workers:
         log.warning(
             "%s ended with %s: it is started again, its %d groups go to all", worker.process.name, code, len(orders)
         )
-        self._gone = self.stats_of(self._gone, worker.stats)
+        for name in (*SUMMED, "busy_seconds"):
+            setattr(self._gone, name, getattr(self._gone, name) + getattr(worker.stats, name))
         worker.end()
         fresh = self._start(worker.place, starts)
         fresh.rest()  # an update that goes on need not wait until it is up
@@ -365,12 +366,6 @@ class Workers:
             for order in worker.orders.values():
                 if not order.done.done():
                     order.done.set_exception(self._failure)
-
-    @staticmethod
-    def stats_of(one: ServedStats, other: ServedStats) -> ServedStats:
-        """Sums of two."""
-        names = (*SUMMED, "busy_seconds")
-        return ServedStats(**{name: getattr(one, name) + getattr(other, name) for name in names})
 
     def close(self) -> None:
         """End the processes."""

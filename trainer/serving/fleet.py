@@ -75,7 +75,7 @@ class Fleet:
         while True:
             found = await self.look()
             if self.usable() >= self.required:
-                names = ", ".join(server.name for server in self.servers())
+                names = ", ".join(server.name for server in self.engine.pool.usable())
                 log.info("%d engine servers answer: %s", self.usable(), names)
                 return
             given_up = [one for one in found if one.state == "ended"]
@@ -94,10 +94,6 @@ class Fleet:
             except OSError as error:  # a hiccup of the shared storage
                 log.warning("the servers' folder cannot be read: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
-
-    def servers(self) -> list[Server]:
-        """Servers that get requests."""
-        return self.engine.pool.usable()
 
     async def look(self) -> list[Registration]:
         """Apply what has changed in the registrations since the last call; returns them. One call at a time."""

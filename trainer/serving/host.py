@@ -170,7 +170,6 @@ def server_options(
 
 
 def _adapted_layers(config: RunConfig, model: Path) -> tuple[str, ...]:
-    """See `served_layers`."""
     try:
         return served_layers(config, model)
     except (OSError, ValueError):  # no safetensors: the server reads other formats, too

@@ -68,11 +68,6 @@ class Registration:
     targets: tuple[str, ...] = ()
     versions: int = 1
 
-    @property
-    def log(self) -> str:
-        """Name of its log file, beside the registration."""
-        return f"{self.name}.log"
-
     def serves(self, base: str, adapters: int, targets: tuple[str, ...], versions: int) -> bool:
         """Whether it was started with these weights, and for so many adapters of that rank and of all these layers.
 

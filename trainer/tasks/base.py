@@ -29,18 +29,15 @@ class TaskSource(Protocol):
         Called in several threads at once, also for tasks that come next.
         Its epoch is `index // train_size`; every epoch holds every training question once, in an order of its own.
         """
-        ...
 
     def heldout(self, split: Split, index: int, chunks: int = 0) -> Task:
         """Held-out task number `index` of a split; the same for every run.
 
         chunks: length where the source can choose it, in chunks, of hotpotqa in documents; 0: as in training.
         """
-        ...
 
     def num_heldout(self, split: Split) -> int:
         """How many held-out tasks a split has."""
-        ...
 
 
 class HasId(Protocol):
@@ -49,7 +46,6 @@ class HasId(Protocol):
     @property
     def id(self) -> str:
         """Unique within the file."""
-        ...
 
 
 R = TypeVar("R", bound=HasId)

@@ -47,9 +47,6 @@ def documents_of_task(config: DocumentsConfig, index: int) -> int:
 class HotpotQA(RowSource[Question]):
     """TaskSource over a folder of HotpotQA questions and documents; every epoch has other contexts, too.
 
-    Args:
-        config: path, num_documents, eval_fraction, train_size and compat_upstream are read.
-
     Raises:
         UserError: data are missing or unusable, or more documents are asked for than there are.
     """
@@ -98,7 +95,7 @@ class HotpotQA(RowSource[Question]):
         """
         if not chunks or chunks == self.config.num_documents:
             return super().heldout(split, index)
-        side = {"dev": self.sides.dev, "test": self.sides.test}[split]
+        side: Side = getattr(self.sides, split)
         if chunks > len(side.pool):
             raise UserError(
                 f"contexts of {chunks} documents are asked for (eval.final_documents), and the {split} split of "
@@ -116,12 +113,31 @@ class HotpotQA(RowSource[Question]):
         """See RowSource."""
         return self._made(task_id, row, split, epoch, self.config.num_documents)
 
-    def _made(self, task_id: str, row: Question, split: str, epoch: int, documents: int) -> Task:
+    def _made(self, task_id: str, row: Question, split: str, epoch: int, size: int) -> Task:
         name = f"hotpotqa-{'train' if split == 'train' else 'heldout'}"
         parts = (self.seed, epoch) if split == "train" else ()
-        side = {"train": self.sides.train, "dev": self.sides.dev, "test": self.sides.test}[split]
-        rng = random.Random(derive_seed(name, row.id, documents, *parts))
-        return self._task(task_id, row, side, documents, rng)
+        rng = random.Random(derive_seed(name, row.id, size, *parts))
+        documents = draw_documents(rng, row, getattr(self.sides, split), size)
+        if self.config.compat_upstream:
+            random.Random(UPSTREAM_SHUFFLE_SEED).shuffle(documents)
+        else:
+            rng.shuffle(documents)
+        gold_keys = {document.key for document in row.gold}
+        positions = [number for number, document in enumerate(documents, start=1) if document.key in gold_keys]
+        return Task(
+            id=task_id,
+            question=row.question,
+            answers=row.answers,
+            context=render(documents),
+            meta={
+                "source": row.source,
+                "form": row.form,
+                "num_documents": len(documents),
+                # As in the labels, from 1.
+                "gold_documents": " ".join(map(str, positions)),
+            },
+            evidence=evidence_of(row),
+        )
 
     def _check(self) -> None:
         sides, fraction = self.sides, self.config.eval_fraction
@@ -142,29 +158,6 @@ class HotpotQA(RowSource[Question]):
                 f"task.curriculum={self.config.curriculum}: {self.folder} has {len(sides.train.pool)} documents for "
                 "training: lower its numbers"
             )
-
-    def _task(self, task_id: str, question: Question, side: Side, size: int, rng: random.Random) -> Task:
-        documents = draw_documents(rng, question, side, size)
-        if self.config.compat_upstream:
-            random.Random(UPSTREAM_SHUFFLE_SEED).shuffle(documents)
-        else:
-            rng.shuffle(documents)
-        gold_keys = {document.key for document in question.gold}
-        positions = [number for number, document in enumerate(documents, start=1) if document.key in gold_keys]
-        return Task(
-            id=task_id,
-            question=question.question,
-            answers=question.answers,
-            context=render(documents),
-            meta={
-                "source": question.source,
-                "form": question.form,
-                "num_documents": len(documents),
-                # As in the labels, from 1.
-                "gold_documents": " ".join(map(str, positions)),
-            },
-            evidence=evidence_of(question),
-        )
 
 
 def _is_made(question: Question) -> bool:

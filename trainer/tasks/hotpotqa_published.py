@@ -57,9 +57,6 @@ def published_file(path: str | None) -> Path | None:
 class PublishedHotpotQA(RowSource[Item]):
     """TaskSource over a published file; hotpotqa_dev.parquet beside it is what is held out, else a share of its own.
 
-    Args:
-        config: num_documents, eval_fraction, train_size and compat_upstream are read.
-
     Raises:
         UserError: a file cannot be used, or more documents are asked for than its contexts have.
     """

@@ -16,7 +16,7 @@ So no text that a held-out context can hold is ever seen in training, or the oth
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,21 +72,8 @@ def split_three(corpus: Corpus, share: float) -> Sides:
     A dev question with a gold document that a test question owns is dropped (and counted), another one loses the rest.
     """
     sides = split_corpus(corpus, 2 * share)
-    owned_by_test = _keys(sides.test.questions)
-    wordings = {_wording(q) for q in sides.test.questions}
-    dev = tuple(
-        _without(q, owned_by_test)
-        for q in sides.dev.questions
-        if _wording(q) not in wordings and not any(d.key in owned_by_test for d in q.gold)
-    )
-    owned_by_dev = _keys(dev)
-    pools: tuple[list[Document], list[Document]] = ([], [])
-    for document in sides.test.pool:
-        is_test = document.key in owned_by_test or (
-            document.key not in owned_by_dev and unit_interval("reading-pool", document.key) < UNOWNED_HELD_OUT
-        )
-        pools[is_test].append(document)
-    dev_pool, test_pool = map(tuple, pools)
+    dev = _apart(sides.dev.questions, sides.test.questions)
+    dev_pool, test_pool = _shared_out(sides.test.pool, dev, sides.test.questions, "reading-pool")
     dropped = sides.dropped + len(sides.dev.questions) - len(dev)
     return replace(sides, dev=Side(dev, dev_pool), test=Side(sides.test.questions, test_pool), dropped=dropped)
 
@@ -131,27 +118,38 @@ def split_corpus(corpus: Corpus, eval_fraction: float) -> Sides:
     by_split: dict[str, list[Question]] = {"train": [], "dev": [], "test": []}
     for question in sorted(corpus.questions, key=lambda q: unit_interval("hotpotqa-order", q.id)):
         by_split[split_of(question.id, eval_fraction)].append(question)
-    held = _keys(by_split["dev"]) | _keys(by_split["test"])
-    wordings = {_wording(q) for split in ("dev", "test") for q in by_split[split]}
-    train = [
-        _without(q, held)
-        for q in by_split["train"]
-        if _wording(q) not in wordings and not any(d.key in held for d in q.gold)
-    ]
-    owned_by_train = _keys(train)
-    pools: tuple[list[Document], list[Document]] = ([], [])
-    for document in sorted(corpus.documents, key=lambda d: d.key):
-        is_held = document.key in held or (
-            document.key not in owned_by_train and unit_interval("hotpotqa-pool", document.key) < UNOWNED_HELD_OUT
-        )
-        pools[is_held].append(document)
-    train_pool, held_pool = map(tuple, pools)
+    held = [*by_split["dev"], *by_split["test"]]
+    train = _apart(by_split["train"], held)
+    documents = sorted(corpus.documents, key=lambda d: d.key)
+    train_pool, held_pool = _shared_out(documents, train, held, "hotpotqa-pool")
     return Sides(
-        train=Side(tuple(train), train_pool),
+        train=Side(train, train_pool),
         dev=Side(tuple(by_split["dev"]), held_pool),
         test=Side(tuple(by_split["test"]), held_pool),
         dropped=len(by_split["train"]) - len(train),
     )
+
+
+def _apart(questions: Iterable[Question], others: Sequence[Question]) -> tuple[Question, ...]:
+    """Questions with neither the words nor a gold document of others, and without the rest of their documents."""
+    keys, wordings = _keys(others), {_wording(q) for q in others}
+    return tuple(
+        replace(q, own=tuple(d for d in q.own if d.key not in keys))
+        for q in questions
+        if _wording(q) not in wordings and not any(d.key in keys for d in q.gold)
+    )
+
+
+def _shared_out(
+    documents: Iterable[Document], questions: Sequence[Question], held: Sequence[Question], seed: str
+) -> list[tuple[Document, ...]]:
+    """The documents for some questions and those for the held-out ones; what neither owns goes by a hash."""
+    owned, owned_by_held = _keys(questions), _keys(held)
+    pools: tuple[list[Document], list[Document]] = ([], [])
+    for document in documents:
+        free = document.key not in owned and unit_interval(seed, document.key) < UNOWNED_HELD_OUT
+        pools[document.key in owned_by_held or free].append(document)
+    return [tuple(pool) for pool in pools]
 
 
 def _keys(questions: Iterable[Question]) -> set[str]:
@@ -160,7 +158,3 @@ def _keys(questions: Iterable[Question]) -> set[str]:
 
 def _wording(question: Question) -> str:
     return " ".join(question.question.lower().split())
-
-
-def _without(question: Question, keys: set[str]) -> Question:
-    return replace(question, own=tuple(d for d in question.own if d.key not in keys))

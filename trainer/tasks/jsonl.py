@@ -26,7 +26,7 @@ class Row:
         """A string column. Raises UserError when it is missing (and there is no default), empty or no string."""
         if default is not None and column not in self.fields:
             return default
-        value = self._get(column)
+        value = self.value(column)
         if not isinstance(value, str):
             raise self.error(f"column '{column}' must be a string, not {kind(value)}")
         if default is None and not value.strip():
@@ -35,7 +35,7 @@ class Row:
 
     def texts(self, column: str) -> tuple[str, ...]:
         """A column holding a list of at least one string. Raises UserError for anything else."""
-        value = self._get(column)
+        value = self.value(column)
         if not isinstance(value, list):
             raise self.error(f"column '{column}' must be a list of strings, not {kind(value)}")
         if not value:
@@ -50,7 +50,8 @@ class Row:
         """Make an error that says where this row stands."""
         return UserError(f"{self.path}, line {self.line}: {problem}")
 
-    def _get(self, column: str) -> Any:
+    def value(self, column: str) -> Any:
+        """A column of any type. Raises UserError when it is missing."""
         if column not in self.fields:
             available = ", ".join(map(repr, self.fields)) or "none"
             raise self.error(f"column '{column}' is missing (columns there: {available})")

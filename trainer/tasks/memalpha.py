@@ -46,9 +46,6 @@ class MemAlphaTexts(RowSource[Item]):
     With a test file, `test` is all of it, and `dev` is a share of the training file (eval_fraction, by hash of the id)
     that is not trained on. With a single file, both are halves of that share.
 
-    Args:
-        config: path, train_size, eval_fraction and max_per_source are read.
-
     Raises:
         UserError: there are no such data, or a row is unusable.
     """
@@ -184,10 +181,7 @@ def _answer(value: Any) -> str:
 
 
 def _list(row: Row, column: str, wanted: str) -> list[Any]:
-    if column not in row.fields:
-        columns = ", ".join(map(repr, row.fields)) or "none"
-        raise row.error(f"column '{column}' is missing (columns there: {columns})")
-    value = row.fields[column]
+    value = row.value(column)
     if isinstance(value, str):
         try:
             value = json.loads(value)

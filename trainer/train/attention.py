@@ -188,6 +188,4 @@ def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: fl
     return torch.cat(pieces, 2)
 
 
-def register() -> None:
-    """Make the implementation known to transformers (idempotent)."""
-    ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, packed_attention)
+ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, packed_attention)

@@ -96,7 +96,7 @@ def look_at(folder: Path) -> tuple[Any, WeightFiles | None]:
         UserError: as `load_lm`, for what names and shapes tell.
     """
     lm = empty_lm(folder)
-    if not has_safetensors(folder) or _is_converted(lm):
+    if not has_safetensors(folder) or get_model_conversion_mapping(lm, add_legacy=False):
         return lm, None
     with readable(folder):
         files = WeightFiles(folder)
@@ -155,11 +155,6 @@ def _names(stored: dict[str, Tensor]) -> list[list[str]]:
     for name, tensor in stored.items():
         found[id(tensor)].append(name)
     return list(found.values())
-
-
-def _is_converted(lm: Any) -> bool:
-    """Whether what is stored is in another arrangement than the model's parameters."""
-    return bool(get_model_conversion_mapping(lm, add_legacy=False))
 
 
 def _untie_what_differs(lm: Any, weights: Weights) -> None:

@@ -28,7 +28,6 @@ def load_lm(folder: Path, config: ModelConfig, dtype: torch.dtype | None = None)
         UserError: the folder does not hold a causal LM that transformers can load, or that can be trained here, or some
             weights are missing or of another shape.
     """
-    attention.register()
     with readable(folder):
         _refuse_quantised(folder, AutoConfig.from_pretrained(folder))
         lm, info = AutoModelForCausalLM.from_pretrained(
@@ -51,7 +50,6 @@ def empty_lm(folder: Path) -> Any:
     Raises:
         UserError: as `load_lm`, for what can be told without reading weights.
     """
-    attention.register()
     with readable(folder):
         config = AutoConfig.from_pretrained(folder)
         _refuse_quantised(folder, config)

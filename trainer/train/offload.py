@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from trainer.machine import memory_info
 from trainer.train.distributed import local_part, with_local_part
 
 
@@ -121,10 +121,5 @@ def host_room(like: Tensor, *, gpu: bool) -> Tensor:
 
 def _may_pin(nbytes: int) -> bool:
     """Whether the host keeps enough other memory; PyTorch pins the next power of two. False where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return False
-    pinned = 1 << (nbytes - 1).bit_length()
-    kib = {name: int(value.split()[0]) for name, value in (line.split(":", 1) for line in lines)}
-    return kib.get("MemAvailable", 0) * 1024 - pinned >= LEAST_FREE * kib["MemTotal"] * 1024
+    pinned, memory = 1 << (nbytes - 1).bit_length(), memory_info()
+    return bool(memory) and memory.get("MemAvailable", 0) - pinned >= LEAST_FREE * memory["MemTotal"]

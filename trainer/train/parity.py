@@ -117,7 +117,6 @@ def _row(ids: list[int], trained: int) -> Row:
 
 
 def _length(longest: int, lm: object, device: torch.device) -> int:
-    """Tokens of the row that is compared."""
     if device.type == "cpu":
         widest = max((w for w in windows(lm.config) if w is not None), default=0)  # type: ignore[attr-defined]
         longest = min(longest, max(CPU_TOKENS, widest + widest // 8))

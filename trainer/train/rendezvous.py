@@ -32,7 +32,7 @@ def meet(rank: int, size: int, rendezvous: str, patience: timedelta) -> Store:
         else:
             assert where.hostname is not None
             assert where.port is not None
-            store = _tcp_store(where.hostname, where.port, size, rank == 0, patience)
+            store = tcp_store(where.hostname, where.port, size, rank == 0, patience)
         store.set_timeout(patience)
         store.set(_key(rank), os.uname().nodename)
     except (RuntimeError, OSError) as error:
@@ -48,12 +48,15 @@ def meet(rank: int, size: int, rendezvous: str, patience: timedelta) -> Store:
     return store
 
 
-def _tcp_store(host: str, port: int, size: int, is_server: bool, patience: timedelta) -> Store:
-    """A store that listens on this address alone; left to itself TCPStore listens on all of them, for everybody."""
+def tcp_store(host: str, port: int, size: int, is_server: bool, patience: timedelta) -> TCPStore:
+    """A store that listens on this address alone; left to itself TCPStore listens on all of them, for everybody.
+
+    port: the server's may be 0, for a free one.
+    """
     listener = None
     if is_server:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family).detach()
+        server = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port, listener = server.getsockname()[1], server.detach()
     return TCPStore(
         host,
         port,

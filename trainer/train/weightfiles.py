@@ -25,19 +25,15 @@ class Weights(Protocol):
     @property
     def shapes(self) -> Mapping[str, Shape]:
         """Of every tensor, by its name in the model."""
-        ...
 
     def read(self, name: str, region: Region) -> Tensor:
         """That part of a tensor, in host memory and in the dtype that it is kept in; only to be copied from."""
-        ...
 
     def place(self, name: str) -> str:
         """What tensors that are best read one after the other have in common."""
-        ...
 
     def close(self) -> None:
         """Let go of what is open; it is opened again where it is needed."""
-        ...
 
 
 class WeightFiles:
@@ -52,8 +48,7 @@ class WeightFiles:
         self.shapes: dict[str, Shape] = {}
         for file in _files(folder):
             for name, entry in header(file).items():
-                if name != "__metadata__":
-                    self._files[name], self.shapes[name] = file, tuple(entry["shape"])
+                self._files[name], self.shapes[name] = file, tuple(entry["shape"])
         self._open: tuple[Path, Any] | None = None
 
     def read(self, name: str, region: Region) -> Tensor:

@@ -55,7 +55,6 @@ def make_tokenizer(vocabulary: list[str]) -> Any:
 
 def make_lm(config: ModelConfig, tokenizer: Any, seed: int) -> Any:
     """Freshly initialised tiny model. The same seed gives the same weights."""
-    attention.register()
     tiny = config.tiny
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

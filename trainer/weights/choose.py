@@ -40,8 +40,6 @@ def make_publisher(
 
     Args:
         outlet: rank 0's way to the servers, at least one of them joined; None on other ranks.
-        tokenizer: saved beside weights in folders.
-        config: transport, buckets and deadlines.
         shares_gpus: trainer and servers are on the same GPUs, where NCCL cannot have two processes: SGLang's read the
             weights from the ranks' memory, unless the transport is disk.
         trades_memory: servers free their GPU memory while the trainer learns (`placement.gives_memory_away`).

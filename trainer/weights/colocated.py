@@ -32,6 +32,8 @@ from trainer.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
 
+CALL_SECONDS = 60.0
+"""Until a server must be idle, and for each call."""
 IDLE_SECONDS = 10.0
 """How long a server may take to finish on the GPU after its last answer."""
 
@@ -47,24 +49,17 @@ class ColocatedPublisher:
         outlet: rank 0's way to the servers, which have joined; None on other ranks.
         bucket_mb: MiB of the buffer on every GPU that its server reads from.
         trades: the servers free their memory while the trainer learns; False: both have theirs all the time.
-        seconds: until a server must be idle, and for each call.
 
     Raises:
         UserError: the servers do not have the ranks' GPUs, or were not started to give memory away.
     """
 
     def __init__(
-        self,
-        folders: FolderPublisher,
-        outlet: Outlet | None,
-        bucket_mb: int = 512,
-        *,
-        trades: bool = True,
-        seconds: float = 60.0,
+        self, folders: FolderPublisher, outlet: Outlet | None, bucket_mb: int = 512, *, trades: bool = True
     ) -> None:
         self.world = folders.world
         self.source = WeightSource(folders.source.learner, bucket_mb << 20, folders.source.dtype, everywhere=True)
-        self._folders, self._outlet, self.trades, self._seconds = folders, outlet, trades, seconds
+        self._folders, self._outlet, self.trades = folders, outlet, trades
         self._released = False
         self._gpus_each, self._servers = 1, 0
         agree(self.world, caught(lambda: self._look(outlet)) if outlet is not None else None)
@@ -73,7 +68,7 @@ class ColocatedPublisher:
         """See how many GPUs the servers have, and whether these are the ranks'. Raises UserError."""
         usable = outlet.engine.pool.usable()
         found = [
-            outlet.submit(outlet.engine.pool.call(server, "GET", "/server_info", None, self._seconds)).result()
+            outlet.submit(outlet.engine.pool.call(server, "GET", "/server_info", None, CALL_SECONDS)).result()
             for server in usable
         ]
         for server, info in zip(usable, found, strict=True):
@@ -118,7 +113,7 @@ class ColocatedPublisher:
         prepared = time.perf_counter()
         outlet, delivery = self._outlet, None
         if outlet is not None:
-            delivery = _Delivery(outlet, len(self.source.buckets), version, self._gpus_each, self._seconds)
+            delivery = _Delivery(outlet, len(self.source.buckets), version, self._gpus_each)
             update = outlet.submit(self._update(outlet, delivery, version, written))
             update.add_done_callback(delivery.end)
         try:
@@ -196,11 +191,11 @@ class ColocatedPublisher:
             raise
 
     async def _free(self, server: Server) -> None:
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + CALL_SECONDS
         while server.in_flight:
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"{server.name} still works on {server.in_flight} requests after {self._seconds:g} s, and its GPU "
+                    f"{server.name} still works on {server.in_flight} requests after {CALL_SECONDS:g} s, and its GPU "
                     "is wanted for training: end the rollouts first"
                 )
             await asyncio.sleep(0.01)
@@ -208,8 +203,8 @@ class ColocatedPublisher:
         # this call waits for that.
         assert self._outlet is not None
         pool, memory = self._outlet.engine.pool, {"tags": ["kv_cache", "weights"]}
-        await pool.call(server, "POST", f"/flush_cache?timeout={IDLE_SECONDS:g}", {}, self._seconds)
-        await pool.call(server, "POST", "/release_memory_occupation", memory, self._seconds)
+        await pool.call(server, "POST", f"/flush_cache?timeout={IDLE_SECONDS:g}", {}, CALL_SECONDS)
+        await pool.call(server, "POST", "/release_memory_occupation", memory, CALL_SECONDS)
 
 
 class _Delivery:
@@ -218,8 +213,8 @@ class _Delivery:
     Its main thread hands over what the ranks have gathered, while the engine's loop runs `load` for every server.
     """
 
-    def __init__(self, outlet: Outlet, buckets: int, version: int, gpus_each: int, seconds: float) -> None:
-        self._pool, self._version, self._gpus_each, self._seconds = outlet.engine.pool, version, gpus_each, seconds
+    def __init__(self, outlet: Outlet, buckets: int, version: int, gpus_each: int) -> None:
+        self._pool, self._version, self._gpus_each = outlet.engine.pool, version, gpus_each
         self._handles: list[Future[list[str]]] = [Future() for _ in range(buckets)]
         self._free: Future[None] = Future()
         self._changed = threading.Condition()
@@ -283,7 +278,7 @@ class _Delivery:
             self._changed.notify_all()
 
     async def _call(self, server: Server, path: str, body: dict[str, Any]) -> None:
-        await self._pool.call(server, "POST", path, body, self._seconds)
+        await self._pool.call(server, "POST", path, body, CALL_SECONDS)
 
 
 def number_of(server: Server) -> int:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from trainer.weights.buckets import Bucket
+from trainer.weights.folders import SHARED_MEMORY
 from trainer.weights.source import WeightSource
 
-SHARED_MEMORY = Path("/dev/shm")
 # Where `rebuild_cuda_tensor` takes the device; SGLang reads a UUID there, since numbers differ between processes.
 _DEVICE_ARGUMENT = 6
 

@@ -25,12 +25,15 @@ from torch.distributed import distributed_c10d as c10d
 
 from trainer.engines.base import EngineError
 from trainer.engines.http import RefusedError, Server, ServerPool
+from trainer.train.rendezvous import tcp_store
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 POLL_SECONDS = 0.0002
+END_SECONDS = 5.0
+"""How long each side may take to close a group."""
 # A failed link must not end the trainer: its deadlines are ours, not those of NCCL's own watchdog.
 _UNWATCHED = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 _FOREVER = timedelta(days=30)
@@ -98,18 +101,15 @@ class Link:
         _left_behind.append(self._group)
         threading.Thread(target=self._abort, name=f"abort {self.name}", daemon=True).start()
 
-    async def dissolve(self, pool: ServerPool, seconds: float = 5.0) -> None:
+    async def dissolve(self, pool: ServerPool) -> None:
         """Close it on every side that still answers."""
-        alive = [server for server in self.servers if not server.problem]
-        if not self.broken:
-            self.broken = True
-            closing = _in_thread(lambda: dist.destroy_process_group(self._group))
-            await asyncio.gather(*(_destroy(pool, server, self.name, seconds) for server in alive))
-            await asyncio.wait({closing}, timeout=seconds)
+        closing = None if self.broken else _in_thread(lambda: dist.destroy_process_group(self._group))
+        self.broken = True
+        await asyncio.gather(*(_destroy(pool, server, self.name) for server in self.servers if not server.problem))
+        if closing is not None:
+            await asyncio.wait({closing}, timeout=END_SECONDS)
             if closing.done():
                 closing.exception()  # it is gone either way
-            return
-        await asyncio.gather(*(_destroy(pool, server, self.name, seconds) for server in alive))
 
     @property
     def _names(self) -> str:
@@ -151,7 +151,7 @@ async def meet(pool: ServerPool, servers: tuple[Server, ...], name: str, device:
     backend = "nccl" if device.type == "cuda" else "gloo"
     address = _address_towards([server.url for server in servers])
     size = 1 + sum(sizes)
-    store = _listen(address, size, seconds)
+    store = tcp_store(address, 0, size, True, timedelta(seconds=seconds))
     own = _in_thread(lambda: _join(name, backend, store, size, seconds))
     joins: dict[asyncio.Task[Any], Server] = {}
     for server, offset in zip(servers, accumulate(sizes[:-1], initial=1), strict=True):
@@ -175,7 +175,7 @@ async def meet(pool: ServerPool, servers: tuple[Server, ...], name: str, device:
         well = await asyncio.gather(*(pool.healthy(server) for server in silent))
         silent = [server for server, is_well in zip(silent, well, strict=True) if not is_well] or silent
     missing = list(refused) or silent or list(servers)
-    await asyncio.gather(*(_destroy(pool, server, name, 5.0) for server in servers if server not in missing))
+    await asyncio.gather(*(_destroy(pool, server, name) for server in servers if server not in missing))
     reason = "; ".join(_first_line(error) for error in refused.values())
     if not reason and own.done() and own.exception():
         reason = _first_line(own.exception())
@@ -197,9 +197,9 @@ async def _ranks(pool: ServerPool, server: Server, seconds: float) -> int:
     return int(info.get("tp_size") or 1)
 
 
-async def _destroy(pool: ServerPool, server: Server, name: str, seconds: float) -> None:
+async def _destroy(pool: ServerPool, server: Server, name: str) -> None:
     with contextlib.suppress(EngineError):
-        await pool.call(server, "POST", "/destroy_weights_update_group", {"group_name": name}, seconds)
+        await pool.call(server, "POST", "/destroy_weights_update_group", {"group_name": name}, END_SECONDS)
 
 
 def _address_towards(urls: list[str]) -> str:
@@ -217,21 +217,6 @@ def _address_towards(urls: list[str]) -> str:
         if address not in ("127.0.0.1", "::1"):
             found = address
     return found
-
-
-def _listen(address: str, size: int, seconds: float) -> Any:
-    """The rendezvous store, reachable at this address only."""
-    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-    port = listener.getsockname()[1]
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address,
-        port,
-        size,
-        is_master=True,
-        timeout=timedelta(seconds=seconds),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
 
 
 def _join(name: str, backend: str, store: Any, size: int, seconds: float) -> Any:

@@ -67,7 +67,6 @@ class Publisher(Protocol):
         Raises:
             RunError: no server holds the version; the same on every rank.
         """
-        ...
 
     def offer(self) -> None:
         """Leave the version that was published last in a folder, where it is in none, so that servers can join now.
@@ -77,11 +76,9 @@ class Publisher(Protocol):
         Raises:
             RunError: it cannot be written.
         """
-        ...
 
     def close(self) -> None:
         """Leave every group and remove what was written for servers. Rank 0 after its last `publish`; others too."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ class Transfer:
     """Transfer of one version. `load` runs on the engine's loop, everything else on the trainer's thread.
 
     Args:
-        outlet: rank 0's way to the servers.
         buffers: two (one for a single bucket).
         seconds: how long each bucket may take.
         folder: holds the version too, for servers that join.
