@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenversions import token_versions
 
 from tests.realparts import require
-from tests.tokenversions import token_versions
 from trainer.engines.base import EngineError
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import RefusedError, Server, ServerPool

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tokenversions import token_versions
 
 from tests.realparts import require
-from tests.tokenversions import token_versions
 from trainer.config import RunConfig
 from trainer.config_parts import ModelConfig, WeightsConfig
 from trainer.engines.dialects import make_dialect

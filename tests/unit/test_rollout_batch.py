@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from builders import Parts, RecordingEngine, small_config, small_parts
+from tokenversions import token_versions
 
-from tests.tokenversions import token_versions
 from trainer.config_rewards import MathRewardConfig
 from trainer.config_tasks import MathConfig
 from trainer.engines.base import EngineError, EngineGoneError

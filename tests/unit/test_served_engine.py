@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from httpstub import HttpStub
 from servedrig import PARAMS, FaultyServer, Rig, run_scenario
+from tokenversions import token_versions
 
-from tests.tokenversions import token_versions
 from trainer.engines.base import EngineError
 from trainer.engines.http import Server
 from trainer.types import SamplingParams

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from httpstub import Answer, Hang
 from servedrig import FAST, PARAMS, FaultyServer, Rig, run_scenario, write_model
+from tokenversions import token_versions
 
-from tests.tokenversions import token_versions
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import UntouchedError
 from trainer.engines.dialects import make_dialect

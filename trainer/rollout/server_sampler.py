@@ -206,7 +206,14 @@ class ServedSampler(Sampler):
     def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
         job = asyncio.get_running_loop().create_task(coroutine)
         self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        job.add_done_callback(self._ended)
+
+    def _ended(self, job: asyncio.Task[None]) -> None:
+        """What ends a job, such as the watch of the servers, ends the run: no server would come back without it."""
+        self._jobs.discard(job)
+        if not job.cancelled() and isinstance(error := job.exception(), Exception):
+            self._failure = self._failure or error
+            self._changed.set()
 
     async def _next(self, served: Served) -> tuple[list[Group], list[int]]:
         """The next step's groups, and the numbers of the tasks that are done with."""
