@@ -18,7 +18,7 @@ import torch
 from builders import small_config
 from httpstub import Answer, Drop, HttpStub
 from safetensors.torch import load_file, save_file
-from servedrig import FAST, FaultyServer
+from servedrig import FAST, FaultyServer, write_model
 
 from trainer.config import RunConfig
 from trainer.engines.dialects import make_dialect
@@ -211,12 +211,51 @@ def test_a_server_that_fails_to_answer_while_it_joins_is_tried_again_and_one_tha
     assert asyncio.run(main()) == tried
 
 
+def test_a_server_whose_connection_broke_in_a_load_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(FaultyServer):
+        breaks, gone = False, False
+
+        async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+            self.gone = self.gone or (self.breaks and path.startswith("/update_weights"))
+            return Drop() if self.gone else await super().__call__(method, path, body)
+
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, dialect = tmp_path / "servers", make_dialect("sglang")
+    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, write_model(tmp_path / "base"), set())
+    now = 0.0
+    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def main() -> list[int]:
+        nonlocal now
+        usable = []
+        faults = [Gone(), Gone()]
+        async with HttpStub(faults[0]) as first, HttpStub(faults[1]) as second:
+            for number, stub in enumerate((first, second)):
+                one = registry.Registration(f"server-{number}", "sglang", "/m", "node", 1, 1.0, "ready", stub.url)
+                registry.write(folder, replace(one, base=weights_digest(engine.model)))
+            fleet = Fleet(engine, folder, config)
+            await fleet.look()
+            usable.append(fleet.usable())
+            faults[1].breaks = True
+            await engine.update_from_folder(write_model(tmp_path / "v1"), 1)
+            await fleet.look()
+            usable.append(fleet.usable())
+            faults[1].breaks = faults[1].gone = False
+            now = 10.0
+            await fleet.look()
+            usable.append(fleet.usable())
+            await engine.pool.close()
+        return usable
+
+    assert asyncio.run(main()) == [2, 1, 2]
+
+
 def test_the_wait_before_a_server_is_tried_again_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     fleet = Fleet(cast("Any", None), tmp_path, RunConfig())
     one = registry.Registration("server-0", "sglang", "/m", "node", 1, 1.0, "ready")
     for _ in range(2000):
-        fleet._refuse(one, ServerLostError("gone"))
+        fleet._refuse(one, ServerLostError("gone"), for_good=False)
     assert fleet._refused["server-0"] == (1.0, 320.0)
 
 

@@ -108,7 +108,7 @@ class ServedSampler(Sampler):
     def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         """See Sampler; what is under way for training goes on beside it."""
         self._start()
-        return self._together(lambda served: served.controller.groups(tasks, plan), _scores)
+        return self._together(lambda served: self._groups(served, tasks, plan), _scores)
 
     def batch(self, number: int) -> list[Group]:  # noqa: ARG002 (the buffer knows what comes next)
         """See Sampler."""
@@ -212,8 +212,14 @@ class ServedSampler(Sampler):
         """What ends a job, such as the watch of the servers, ends the run: no server would come back without it."""
         self._jobs.discard(job)
         if not job.cancelled() and isinstance(error := job.exception(), Exception):
+            log.error("what the sampler does beside its work has ended", exc_info=error)
             self._failure = self._failure or error
             self._changed.set()
+
+    async def _groups(self, served: Served, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        if self._failure is not None:
+            raise self._failure
+        return await served.controller.groups(tasks, plan)
 
     async def _next(self, served: Served) -> tuple[list[Group], list[int]]:
         """The next step's groups, and the numbers of the tasks that are done with."""

@@ -25,6 +25,8 @@ JOIN_AGAIN_SECONDS = 5.0
 """Before a server that did not answer well while it joined is tried once more; then doubled."""
 MOST_DOUBLED = 6
 """That is 320 s."""
+ASK_SECONDS = 5.0
+"""For an answer of one that is tried again: while servers join, no others come or go."""
 ASKED = "it was asked to leave"
 UNKNOWN = -1
 """Version of weights that may be torn: they are loaded anew."""
@@ -112,7 +114,8 @@ class Fleet:
                     self._doubtful[name] = started
                 if not server.problem:
                     await self.engine.leave(server)
-        self._failures = {start: count for start, count in self._failures.items() if start in _starts(found)}
+        there = {(one.name, one.started) for one in found}
+        self._failures = {start: count for start, count in self._failures.items() if start in there}
         fresh = [one for one in ready.values() if one.name not in self._joined and self._may_join(one)]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
@@ -131,9 +134,8 @@ class Fleet:
         try:
             if problem:
                 raise EngineError(problem)
-            # A short question first: while servers join, no others come or go.
-            if (one.name, one.started) in self._failures and not await self.engine.pool.healthy(server):
-                raise ServerLostError(f"{one.name} ({one.url}) still does not answer")
+            if (one.name, one.started) in self._failures:
+                await self.engine.pool.call(server, "GET", self.engine.dialect.health_path, None, ASK_SECONDS)
             await self.engine.dialect.go_on(self.engine.pool, server)  # an update that was broken off left it paused
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
             if self._doubtful.get(one.name) == one.started:
@@ -145,7 +147,7 @@ class Fleet:
         except EngineError as error:
             if server.doubtful:
                 self._doubtful[one.name] = one.started
-            self._refuse(one, error)
+            self._refuse(one, error, for_good=server.doubtful)  # that load took as long as it may
             return
         self.wants_folder = False
         self._joined[one.name] = (one.started, server)
@@ -154,16 +156,15 @@ class Fleet:
         self._failures.pop((one.name, one.started), None)
         log.info("engine server %s joins (%s %s, %s)", one.name, one.engine, version, one.url)
 
-    def _refuse(self, one: Registration, error: EngineError) -> None:
+    def _refuse(self, one: Registration, error: EngineError, for_good: bool) -> None:
         """Do not use a server until it is started anew; one that only failed to answer is tried again after a while."""
-        start = (one.name, one.started)
-        again, doubtful = float("inf"), self._doubtful.get(one.name) == one.started  # a load took as long as it may
-        if isinstance(error, ServerLostError | ServerFailedError) and not doubtful:
+        start, again = (one.name, one.started), float("inf")
+        if isinstance(error, ServerLostError | ServerFailedError) and not for_good:
             self._failures[start] = self._failures.get(start, 0) + 1
             again = time.monotonic() + JOIN_AGAIN_SECONDS * 2 ** min(self._failures[start] - 1, MOST_DOUBLED)
-        self._refused[one.name] = (one.started, again)
-        if self._last.get(one.name) != str(error):
+        if self._refused.get(one.name, (None,))[0] != one.started or self._last.get(one.name) != str(error):
             log.warning("engine server %s cannot be used: %s", one.name, error)
+        self._refused[one.name] = (one.started, again)
         self._last[one.name] = str(error)
 
     def _tell_once(self, one: Registration, problem: str) -> None:
@@ -208,7 +209,3 @@ class Fleet:
         if not one.alive_here() and one.state != "ended":
             return "its host process was killed"
         return one.reason or (self._last.get(one.name, "") if one.state == "ready" else "") or one.state
-
-
-def _starts(found: list[Registration]) -> set[tuple[str, float]]:
-    return {(one.name, one.started) for one in found}
