@@ -136,7 +136,8 @@ const draw = (figure) => {
       dataIdx: (_, at, index) => (at ? nearest(columns[at - 1].values, index) ?? index : index),
       bind: {
         dblclick: () => () => { zoom(null); return null; },
-        mouseleave: (_, over, handler) => (event) => { if (!touched) handler(event); return null; },
+        mousemove: (self, over, handler) => (event) => { if (!keyed) point(self); handler(event); return null; },
+        mouseleave: (_, over, handler) => (event) => { if (!touched && !keyed) handler(event); return null; },
       },
     },
     hooks: {
@@ -159,8 +160,8 @@ const draw = (figure) => {
     },
   }, joined, frame);
   u.columns = columns;
-  u.over.addEventListener("mouseenter", () => { point(u); });
-  u.over.addEventListener("mouseleave", () => { if (active === u && !touched) point(null); });
+  u.over.addEventListener("mouseenter", () => { if (!keyed) point(u); });
+  u.over.addEventListener("mouseleave", () => { if (active === u && !touched && !keyed) point(null); });
   plots.set(figure, u);
 };
 
@@ -216,13 +217,15 @@ const tell = (u, figure) => {
 };
 
 // What a finger has pointed at stays until it touches another place: where the mouse is says nothing.
-let touched = false;
+// So does what a key has pointed at, until the mouse moves: a browser tells of plots that scroll beneath a mouse at rest.
+let touched = false, keyed = false;
 document.addEventListener("pointerdown", (event) => {
   if (touched && !active?.root.contains(event.target)) leave();
   touched = event.pointerType !== "mouse";
+  keyed = false;
 }, true);
 document.addEventListener("pointermove", (event) => {
-  if (event.pointerType === "mouse" && (event.movementX || event.movementY)) touched = false;
+  if (event.pointerType === "mouse" && (event.movementX || event.movementY)) touched = keyed = false;
 }, true);
 
 const leave = () => {
@@ -237,12 +240,14 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") leave();
   if (!u || !way) return;
   event.preventDefault();
-  if (active !== u) leave();
+  const goesOn = active === u;
+  if (!goesOn) leave();
+  keyed = true;
   point(u);
   const steps = u.data[0];
   const inside = steps.map((_, at) => at).filter((at) => steps[at] >= u.scales.x.min && steps[at] <= u.scales.x.max);
   if (!inside.length) return;
-  const next = u.cursor.left < 0 || u.cursor.idx === null ? inside.at(way > 0 ? 0 : -1) : u.cursor.idx + way;
+  const next = !goesOn || u.cursor.left < 0 || u.cursor.idx === null ? inside.at(way > 0 ? 0 : -1) : u.cursor.idx + way;
   const at = Math.min(Math.max(next, inside[0]), inside.at(-1));
   u.setCursor({ left: u.valToPos(steps[at], "x"), top: 20 });
 });
