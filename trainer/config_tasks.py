@@ -109,9 +109,9 @@ class DocumentsConfig(FilesConfig):
     curriculum_tasks: Annotated[int, Field(ge=1)] = 640
     """Training tasks of each number in `curriculum`: rollout.batch_size times its steps."""
     real_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the training tasks that are real questions, in a folder that also has questions made by rule (cloze,
-    chain); empty: as many as the folder has. Where it has one kind alone, all are of that kind. Where `data prepare
-    reading --traced-share` kept real ones out of the supervised start, the real ones are those."""
+    """Share of the training tasks that are real questions, in a folder that also has questions made by rule; empty:
+    as many as the folder has. Where it has one kind alone, all are of that kind. Where `data prepare reading
+    --traced-share` kept real ones out of the supervised start, the real ones are those."""
     compat_upstream: bool = False
     """Put the question's documents into the same slots in every context, as MemAgent's released script does: a
     shortcut, for comparisons."""

@@ -23,7 +23,7 @@ from evaluation.suites.hqa import build_items
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
 from trainer.evaluate import check_lengths
-from trainer.tasks.evidence import best_sentence, sentences
+from trainer.tasks.evidence import best_sentence, has_words, sentences
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, Document, document_key
 
@@ -151,6 +151,75 @@ def test_people_and_things_are_compared_by_what_their_first_sentences_say() -> N
     assert "no" not in {a for q, a in found.items() if "Gull Rock" in q and "steel mill" in q}  # it is both
 
 
+FACTS = {
+    "Gigli": ("Gigli is a 2003 American comedy film directed by Martin Brest.", {
+        "Who directed Gigli?": "Martin Brest", "In what year was Gigli released?": "2003",
+        "Who directed the 2003 American comedy film?": None,  # there are many of these
+    }),
+    "Dry Sky": ('"Dry Sky" is a song by the British rock band Low Moon. It was released on 4 May 1999 by Ray.', {
+        "Who recorded Dry Sky?": "Low Moon", "When was Dry Sky released?": "4 May 1999",
+    }),
+    "Low Moon": ("Low Moon are a rock band from Leeds, England, formed in 1990. The label was founded by Al Ray.", {
+        "Where is Low Moon from?": "Leeds, England", "When was Low Moon formed?": "1990",
+        "Who founded Low Moon?": None,  # the label is another subject
+    }),
+    "Martin Brest": ("Martin Brest (born August 8, 1951) is an American film director. He is best known for long "
+                     "comedies. He attended New York University.", {
+        "When was Martin Brest born?": "August 8, 1951", "What nationality is Martin Brest?": "American",
+        "What is the profession of Martin Brest?": "film director",
+        "Where did Martin Brest study?": "New York University",
+        "What is Martin Brest best known for?": "long comedies",
+    }),
+    "Elm Bay": ("Elm Bay is a small town in Kent County, Ohio. The population was 4,160 at the 2010 census. "
+                "It is named after General Tom Elm.", {
+        "What is the population of Elm Bay?": "4,160", "Where is Elm Bay located?": "Kent County, Ohio",
+        "Who or what is Elm Bay named after?": "General Tom Elm",
+    }),
+    "Two Hands": ("Two Hands is a film directed by Ann Lee and Bo Ray, which Cy Orr produced. It is based on a novel "
+                  "written by Di Poe.", {"Who directed Two Hands?": None, "Who wrote Two Hands?": None}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("title", FACTS)
+def test_facts_are_asked_for_in_peoples_words_where_a_sentence_states_them_of_its_subject(title: str) -> None:
+    text, wanted = FACTS[title]
+    asked = {}
+    for seed in range(60):
+        for one in Maker([document(title, text)], seed).questions(9):
+            if one.kind == "fact":
+                asked[one.question] = one.answer
+                assert has_words(one.evidence[0], one.answer)
+                assert not has_words(one.question, one.answer)
+
+    assert {question: asked.get(question) for question in wanted} == wanted
+
+
+def test_facts_of_a_document_are_asked_for_by_what_another_says_of_it() -> None:
+    band = "Low Moon are a British rock band from Leeds, England, formed in 1990."
+    texts = {
+        "Gigli": FACTS["Gigli"][0],
+        "Martin Brest": FACTS["Martin Brest"][0],
+        "Low Moon": band,
+        "Ann Ash": "Ann Ash (born 1 May 1970) is a British singer from Elm Bay. She often sang abroad for Low Moon.",
+        "Cold": "Cold is an album by the rock band Low Moon, released in 2004. On stage Low Moon have it by heart.",
+    }
+    made = [
+        one
+        for seed in range(60)
+        for one in Maker([document(title, text) for title, text in texts.items()], seed).questions(9)
+        if one.kind == "fact" and len(one.documents) == 2
+    ]
+    asked = {one.question: (one.answer, one.documents[-1].title) for one in made}
+
+    assert asked["When was the director of Gigli born?"] == ("August 8, 1951", "Martin Brest")
+    assert asked["Where is the band that Ann Ash often sang abroad for from?"] == ("Leeds, England", "Low Moon")
+    assert asked["On stage X have it by heart. When was X formed?"] == ("1990", "Low Moon")
+    for one in made:
+        assert all(sentence in text.text for sentence, text in zip(one.evidence, one.documents, strict=True))
+        assert not has_words(one.documents[0].text, one.answer)
+        assert one.documents[-1].title not in one.question
+
+
 def test_a_chain_asks_for_what_only_the_second_document_says_and_names_it_by_the_first() -> None:
     made = [one for seed in range(20) for one in Maker([PIER, WORKS], seed).questions(9) if one.kind == "chain"]
     chain = next(one for one in made if BLANK in one.question)
@@ -187,7 +256,7 @@ def test_no_document_and_no_question_of_one_split_is_in_another(prepared: Path) 
         questions = rows(prepared / name / QUESTIONS)
         keys[name] = {document_key(row["title"], row["text"]) for row in documents.values()}
         wordings[name] = {row["question"].lower() for row in questions}
-        assert {row["source"] for row in questions} == {"cloze", "chain", "comparison", "hotpotqa"}
+        assert {row["source"] for row in questions} == {"cloze", "chain", "comparison", "fact", "hotpotqa"}
         for row in questions:
             assert set(row["own_documents"]) <= set(documents)
             for number, sentence in zip(row["supporting"], row["evidence"], strict=True):
@@ -230,9 +299,9 @@ def test_a_run_takes_the_splits_as_they_were_made(prepared: Path) -> None:
 def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_asked_for(prepared: Path) -> None:
     traces = rows(prepared / "traces.jsonl")
 
-    kinds = ("cloze", "chain", "comparison", "real", "final")
-    assert [sum(row["kind"] == kind for row in traces) for kind in kinds] == [24, 12, 6, 6, 12]
-    assert [row["kind"] for row in traces[:20]].count("cloze") == 8
+    kinds = ("cloze", "chain", "comparison", "fact", "real", "final")
+    assert [sum(row["kind"] == kind for row in traces) for kind in kinds] == [12, 6, 6, 18, 6, 12]
+    assert [row["kind"] for row in traces[:20]].count("fact") == 6
     for row in traces:
         assert row["answer"].startswith("\\boxed{")
         if row["kind"] == "final":
@@ -330,7 +399,7 @@ def test_texts_without_anything_to_ask_for_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["cloze=x", "words=3", "cloze=-1", "cloze=0", ""])
 def test_a_mix_that_is_none_is_refused(text: str) -> None:
-    assert parse_mix("real=1,cloze=2") == (2.0, 0.0, 0.0, 1.0, 0.0)
+    assert parse_mix("real=1,cloze=2") == (2.0, 0.0, 0.0, 0.0, 1.0, 0.0)
     with pytest.raises(UserError, match="--trace-mix"):
         parse_mix(text)
 

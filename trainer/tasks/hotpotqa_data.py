@@ -17,7 +17,7 @@ from trainer.tasks.jsonl import Row, read_rows
 
 QUESTIONS = "questions.jsonl"
 DOCUMENTS = "documents.jsonl"
-GENERATED = ("cloze", "chain", "comparison")
+GENERATED = ("cloze", "chain", "comparison", "fact")
 """Sources of questions that `clusterkit data prepare reading` makes by rule."""
 HOW_TO_GET = (
     "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder"

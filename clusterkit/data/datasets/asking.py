@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 
+BLANK = "____"
+MOST_WORDS = 36
+"""Words of a quoted sentence; a longer one is cut around its blank."""
 _YEAR = re.compile(r"1[0-9]{3}|20[0-9]{2}")
 _SOMEBODY = re.compile(r"\b(?:[Hh]e|[Ss]he|[Hh]is|[Hh]er)\b|\(born ")
 _BEFORE_PLACES = frozenset("in at near from outside around throughout across".split())
@@ -81,3 +84,20 @@ def chained(first: str, second: str, blank: str, word: str, name: str) -> str:
     if not after.strip(" .!;:,") and before and not rest.startswith(" ("):
         return asked(f"{before}something that{rest}", blank, word)
     return f"{first.replace(blank, 'X')} {asked(f'X{rest}', blank, word)}"
+
+
+def clip(masked: str) -> str:
+    """Return a sentence with a blank, cut to MOST_WORDS words around it."""
+    words = masked.split()
+    if len(words) <= MOST_WORDS:
+        return masked
+    middle = next(place for place, word in enumerate(words) if BLANK in word)
+    start = max(0, min(middle - MOST_WORDS // 2, len(words) - MOST_WORDS))
+    end = start + MOST_WORDS
+    return ("… " if start else "") + " ".join(words[start:end]) + (" …" if end < len(words) else "")
+
+
+def predicate_of(sentence: str, name: str) -> str:
+    """Return what a sentence says of `name`, its subject: " is a town."; empty where its subject is something else."""
+    start = re.match(rf'(?:The )?["\u201c]?{re.escape(name)}["\u201d]?(?=[ ,(])', sentence) or _SUBJECT.match(sentence)
+    return sentence[start.end() :] if start else ""

@@ -6,7 +6,7 @@
   that sentence alone and asks what follows some words in it, so both must be read.
 
 Half of them show a blank, the others ask with a question word in its place, as people do (`asking`). Questions that
-compare two documents are `comparison`'s.
+compare two documents are `comparison`'s; those that ask for facts in people's words are `fact_questions`'.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from clusterkit.data.datasets.asking import asked, asked_of, chained, named, question_word
+from clusterkit.data.datasets.asking import BLANK, asked, asked_of, chained, clip, named, question_word
 from clusterkit.data.datasets.comparison import Comparisons
+from clusterkit.data.datasets.fact_questions import FactQuestions
 from trainer.seeding import derive_seed
 from trainer.tasks.evidence import WORD, has_words, name_of, sentences
 from trainer.tasks.hotpotqa_data import GENERATED, Document
 
-CLOZE, CHAIN, COMPARISON = GENERATED
-BLANK = "____"
-MOST_WORDS = 36
-"""Words of a quoted sentence; a longer one is cut around its blank."""
+CLOZE, CHAIN, COMPARISON, FACT = GENERATED
 MOST_ANSWER_WORDS = 6
 MOST_CHARACTERS = 400
 """Of a question: about a hundred tokens, which agents of small models take."""
@@ -104,13 +102,15 @@ class Maker:
         self._spans: dict[int, list[list[Span]]] = {}
         self._facts_of: dict[int, list[tuple[str, str, str]]] = {}
         self._comparisons = Comparisons(documents, self.names, [found[0] if found else "" for found in self.sentences])
+        self._facts_asked = FactQuestions(documents, self.names, self.sentences, self._comparisons.noun)
 
     def questions(self, per_document: int) -> Iterator[Made]:
         """Yield at most `per_document` questions of each kind of every document, each question once."""
         seen = set[str]()
         for number, document in enumerate(self.documents):
             rng = random.Random(derive_seed("reading-questions", document.key, self.seed))
-            for candidates in (self._clozes(number, rng), self._chains(number, rng), self._compared(number, rng)):
+            kinds = self._clozes, self._chains, self._compared, self._asked_for
+            for candidates in (of_kind(number, rng) for of_kind in kinds):
                 kept = 0
                 for made in candidates:
                     if kept == per_document:
@@ -154,18 +154,11 @@ class Maker:
 
     def _chains(self, number: int, rng: random.Random) -> Iterator[Made]:
         first = self.documents[number]
-        links = [
-            (sentence, span)
-            for sentence, spans in zip(self.sentences[number], self._spans_of(number), strict=True)
-            for span in spans
-            if span.target >= 0 and _usable(sentence)
-        ]
-        rng.shuffle(links)
-        for sentence, link in links:
-            second = self.documents[link.target]
-            name = self.names[link.target]
+        for sentence, target in self._links(number, rng):
+            second = self.documents[target]
+            name = self.names[target]
             masked = clip(sentence.replace(name, BLANK))
-            facts = [fact for fact in self._facts(link.target) if not has_words(first.text, fact[2])]
+            facts = [fact for fact in self._facts(target) if not has_words(first.text, fact[2])]
             if not facts or has_words(masked, name):
                 continue
             fact, cue, answer = rng.choice(facts)
@@ -185,6 +178,22 @@ class Maker:
             first, second = (self.documents[one] for one in pair)
             evidence = (self.sentences[number][0], self.sentences[other][0])
             yield Made(COMPARISON, question, answer, (first, second), evidence)
+
+    def _asked_for(self, number: int, rng: random.Random) -> Iterator[Made]:
+        for question, answer, proof in self._facts_asked.of(number, self._links(number, rng), rng):
+            documents = tuple(self.documents[one] for one, _ in proof)
+            yield Made(FACT, question, answer, documents, tuple(sentence for _, sentence in proof))
+
+    def _links(self, number: int, rng: random.Random) -> list[tuple[str, int]]:
+        """Return (sentence, number of a document that it names), in any order."""
+        links = [
+            (sentence, span.target)
+            for sentence, spans in zip(self.sentences[number], self._spans_of(number), strict=True)
+            for span in spans
+            if span.target >= 0 and _usable(sentence)
+        ]
+        rng.shuffle(links)
+        return links
 
     def _facts(self, number: int) -> list[tuple[str, str, str]]:
         """Return (sentence, the words before a name, year or number, that itself) where those words stand once."""
@@ -242,17 +251,6 @@ class Maker:
                 place += len(tokens) - 1
                 break
             place += 1
-
-
-def clip(masked: str) -> str:
-    """Return a sentence with a blank, cut to MOST_WORDS words around it."""
-    words = masked.split()
-    if len(words) <= MOST_WORDS:
-        return masked
-    middle = next(place for place, word in enumerate(words) if BLANK in word)
-    start = max(0, min(middle - MOST_WORDS // 2, len(words) - MOST_WORDS))
-    end = start + MOST_WORDS
-    return ("… " if start else "") + " ".join(words[start:end]) + (" …" if end < len(words) else "")
 
 
 def _usable(sentence: str) -> bool:

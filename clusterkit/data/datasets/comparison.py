@@ -1,7 +1,7 @@
 """Questions that compare two documents by what their first sentences say: who was born first, are both of one country.
 
-People are compared by years and nationality, other things by what they are. Where the answer is a title, the other
-title could be it as well, and nothing in the titles tells which it is.
+People are compared by years, nationality and profession, other things by years and by what they are. Where the answer
+is a title, the other title could be it as well, and nothing in the titles tells which it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ _NATIONS = frozenset(
     "Portuguese Romanian Russian Serbian Spanish Swedish Swiss Turkish Ukrainian Venezuelan Vietnamese".split()
 )
 _SOUNDS_LIKE_YOU = ("uni", "use", "eu", "one-")
+_SINCE = re.compile(
+    r" (?:is|was|are|were) an? (\d{4}) (?:[\w-]+ )*?(?:film|album|song|single|novel|book|series)\b|"
+    r"\b(?:founded|formed|established|built|opened|released) in (\d{4})"
+)
+_EARLIER = (
+    "Which came first, {} or {}?",
+    "Which is older, {} or {}?",
+    "Between {} and {}, which is from the earlier year?",
+)
+_IN_COMMON = ("What profession do {} and {} have in common?", "What do {} and {} both do for a living?")
 _ORDERS = ("Who was born first, {} or {}?", "Who is older, {} or {}?")
 _SAME_NATION = ("Are {} and {} of the same nationality?", "Were {} and {} both from the same country?")
 
@@ -40,6 +50,8 @@ class Comparisons:
         self._born: dict[int, int] = {}
         self._class: dict[int, str] = {}
         self._nation: dict[int, str] = {}
+        self._since: dict[int, int] = {}
+        self._profession: dict[int, str] = {}
         for number, (document, sentence) in enumerate(zip(documents, first, strict=True)):
             head = sentence.partition(names[number])
             if not head[1] or head[0] or document.title != names[number]:
@@ -53,24 +65,38 @@ class Comparisons:
             if is_about_somebody(document.text):
                 if born := _BORN.match(head[2].strip()):
                     self._born[number] = int(born[1] or born[2])
+                    if kind.islower():
+                        self._profession[number] = kind
                     if nation in _NATIONS:
                         self._nation[number] = nation
             elif kind.split()[-1] not in _VAGUE and kind.split()[-1] not in names[number].lower():
                 self._class[number] = kind
+                if since := _SINCE.search(head[2]):
+                    self._since[number] = int(since[1] or since[2])
         self._things: dict[str, list[int]] = {}
         for number, kind in self._class.items():
             self._things.setdefault(kind, []).append(number)
         self._people, self._of_nations = sorted(self._born), sorted(self._nation)
+        self._dated = sorted(self._since)
+        self._workers: dict[str, list[int]] = {}
+        for number, kind in self._profession.items():
+            self._workers.setdefault(kind, []).append(number)
         self._all_things = sorted(number for ones in self._things.values() for number in ones)
 
     def of(self, number: int, rng: random.Random) -> Iterator[tuple[str, str, int]]:
         """Yield (question, answer, number of the other document), at most one of each kind."""
         name = self.names[number]
-        if number in self._born and (other := _other(rng, self._people, number)) is not None:
-            years = self._born[number], self._born[other]
-            if years[0] != years[1]:
-                answer = name if years[0] < years[1] else self.names[other]
-                yield self._asked(rng.choice(_ORDERS), number, other, rng), answer, other
+        ordered = ((self._born, self._people, _ORDERS), (self._since, self._dated, _EARLIER))
+        for year_of, ones, questions in ordered:
+            if number in year_of and (other := _other(rng, ones, number)) is not None:
+                years = year_of[number], year_of[other]
+                if years[0] != years[1]:
+                    answer = name if years[0] < years[1] else self.names[other]
+                    yield self._asked(rng.choice(questions), number, other, rng), answer, other
+        if number in self._profession and rng.random() < 0.5:
+            kind = self._profession[number]
+            if (other := _other(rng, self._workers[kind], number)) is not None:
+                yield self._asked(rng.choice(_IN_COMMON), number, other, rng), kind, other
         if number in self._nation and rng.random() < 0.5:
             same = rng.random() < 0.5
             ones = [one for one in self._of_nations if (self._nation[one] == self._nation[number]) == same]
@@ -78,6 +104,10 @@ class Comparisons:
                 yield self._asked(rng.choice(_SAME_NATION), number, other, rng), "yes" if same else "no", other
         if number in self._class and rng.random() < 0.5:
             yield from self._by_kind(number, rng)
+
+    def noun(self, number: int) -> str:
+        """Return what a document is about, by one word: "film" or "person"; empty where that is not known."""
+        return "person" if number in self._born else self._class.get(number, "").rpartition(" ")[2]
 
     def _by_kind(self, number: int, rng: random.Random) -> Iterator[tuple[str, str, int]]:
         kind = self._class[number]

@@ -39,7 +39,7 @@ class ReadingShape:
 
     per_document: int = 4  # cloze questions of a document, and chains that begin with it, at most
     traces: int = 20000  # lines of traces.jsonl; 0: none
-    mix: tuple[float, ...] = (40, 20, 10, 10, 20)
+    mix: tuple[float, ...] = (20, 10, 10, 30, 10, 20)
     """Parts of MIXES among them: the kinds of questions made by rule, real ones, and the final turn alone."""
     sizes: tuple[int, ...] = (2, 4, 8)  # documents of a trace, in turn
     traced: float = 1.0
@@ -65,7 +65,7 @@ def parse_mix(text: str) -> tuple[float, ...]:
         except ValueError:
             parts[name] = -1.0
         if not 0 <= parts[name] < float("inf"):
-            raise UserError(f"--trace-mix {text}: write parts such as cloze=40,chain=20,real=20,final=20")
+            raise UserError(f"--trace-mix {text}: write parts such as cloze=20,fact=40,real=20,final=20")
     if not sum(parts.values()):
         raise UserError(f"--trace-mix {text}: at least one part must be more than 0")
     return tuple(parts[name] for name in MIXES)
@@ -237,13 +237,15 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
     """Plan traces: every question of a kind once before any comes again, each time among other documents."""
     made = [[item for item in items if item.question.source == kind] for kind in GENERATED]
     real = [item for item in items if item.question.source not in GENERATED]
-    pools = [*made, real, list(items)]
+    pools = [*made, real, items]
     parts = [part if pool else 0.0 for part, pool in zip(shape.mix, pools, strict=True)]
     if not sum(parts):
         raise UserError(
             "--trace-mix and --traced-share leave nothing: there is no question of the kinds that are named"
         )
     kinds = _interleaved(parts, shape.traces)
+    if sum(parts[:-1]):  # whole memories are of the same kinds
+        pools[-1] = [pools[kind][n % len(pools[kind])] for kind, n in _interleaved(parts[:-1], len(items))]
 
     def make(number: int) -> dict[str, Any]:
         kind, place = kinds[number]

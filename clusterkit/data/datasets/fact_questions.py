@@ -1,0 +1,117 @@
+"""Questions in people's words for facts that documents state, of one document and over two.
+
+Over two, one document is told by what the other says of it: "the director of Gigli", "the band that Ann sang for", or
+the sentence with X in its place. Or the description of one has that of the other in it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from clusterkit.data.datasets.asking import BLANK, clip, named
+from clusterkit.data.datasets.facts import Fact, clause, description, facts_of
+from trainer.tasks.evidence import has_words
+from trainer.tasks.hotpotqa_data import Document
+
+DESCRIBED = 0.4
+"""Share of the questions about facts that tell what they are about without its name, where a document allows it."""
+Asked = tuple[str, str, tuple[tuple[int, str], ...]]
+"""A question, its answer, and the (document, sentence) that prove it, in the order of reasoning."""
+
+
+class FactQuestions:
+    """Asks documents for facts. noun: what a document is about, by one word ("film"); empty where unknown."""
+
+    def __init__(
+        self,
+        documents: Sequence[Document],
+        names: Sequence[str],
+        sentences: Sequence[Sequence[str]],
+        noun: Callable[[int], str],
+    ) -> None:
+        self._documents, self._names, self._sentences, self._noun = documents, names, sentences, noun
+        uses = Counter(names)
+        self._alone = {number for number, name in enumerate(names) if uses[name] == 1}
+        self._facts: dict[int, list[Fact]] = {}
+
+    def of(self, number: int, links: Iterable[tuple[str, int]], rng: random.Random) -> Iterator[Asked]:
+        """Yield questions that begin with a document, those over two first.
+
+        Args:
+            links: (sentence of it, number of another document that this names).
+        """
+        for sentence, target in links:
+            yield from self._over_two(number, sentence, target, rng)
+        for fact in _shuffled(self._stated(number), rng):
+            question = fact.asked(self._subject(number, fact, rng), rng.random())
+            if not has_words(question, fact.value):
+                yield question, fact.value, ((number, fact.sentence),)
+
+    def _stated(self, number: int) -> list[Fact]:
+        """Return what a document says of its subject; nothing where another one has the same name."""
+        if number not in self._facts:
+            found = facts_of(self._names[number], self._documents[number].text, self._sentences[number])
+            self._facts[number] = list(found) if number in self._alone else []
+        return self._facts[number]
+
+    def _over_two(self, number: int, sentence: str, target: int, rng: random.Random) -> Iterator[Asked]:
+        links = [fact for fact in self._stated(number) if fact.sentence == sentence]
+        link, goal = (number, sentence), self._stated(target)
+        subjects = list(self._as_told(number, sentence, target, links, rng))
+        masked = self._masked(number, sentence, target)
+        for fact in _shuffled(goal if subjects or masked else [], rng):
+            question = fact.asked(rng.choice(subjects or ["X"]), rng.random())
+            question = question if subjects else f"{masked} {question}"
+            if self._stands_alone(question, fact.value, number) and self._names[target] not in question:
+                yield question, fact.value, (link, (target, fact.sentence))
+                break
+        for fact in _shuffled(links, rng):
+            question = self._doubly_described(number, fact, target)
+            if question and self._stands_alone(question, fact.value, target) and self._names[number] not in question:
+                yield question, fact.value, ((target, self._sentences[target][0]), link)
+                break
+
+    def _stands_alone(self, question: str, answer: str, other: int) -> bool:
+        """Whether neither a question nor the other document of two says its answer."""
+        return not any(has_words(text, answer) for text in (question, self._documents[other].text))
+
+    def _as_told(
+        self, number: int, sentence: str, target: int, links: Iterable[Fact], rng: random.Random
+    ) -> Iterator[str]:
+        """Yield what a sentence of one document calls another: "the director of Gigli"."""
+        own, name = self._names[number], self._names[target]
+        for link in links:
+            if link.value == name and link.relation.noun:
+                yield link.relation.noun.format(x=self._subject(number, link, rng))
+        if (noun := self._noun(target)) and (said := clause(named(sentence, own), own, name)):
+            yield f"the {noun} that {said}"
+
+    def _masked(self, number: int, sentence: str, target: int) -> str:
+        """Return a sentence with X in place of another document's name; empty where that is part of a longer name."""
+        name = self._names[target]
+        text = clip(named(sentence, self._names[number]).replace(name, BLANK))
+        return "" if has_words(text, name) or re.search(rf"{BLANK}(?:\w| [A-Z])", text) else text.replace(BLANK, "X")
+
+    def _doubly_described(self, number: int, fact: Fact, target: int) -> str:
+        """Return a question whose subject is described by another document's description; empty without one."""
+        told, found, after = self._described(number, fact).partition(f" {self._names[target]}")
+        if not found or re.match(r"\w| [A-Z]", after) or re.search(r"[A-Z][\w'-]*,?$", told):
+            return ""  # no name, or part of a longer one
+        other = description(self._names[target], self._sentences[target][0], fact.value)
+        return fact.asked(f"{told} {other}{after}", 0.0) if other else ""
+
+    def _subject(self, number: int, fact: Fact, rng: random.Random) -> str:
+        """Return the name of what a document is about or, now and then, what the fact's own sentence says of it."""
+        return (rng.random() < DESCRIBED and self._described(number, fact)) or self._names[number]
+
+    def _described(self, number: int, fact: Fact) -> str:
+        """Return a description of what a document is about, from the sentence of a fact, without its value."""
+        first = self._sentences[number][0]
+        return description(self._names[number], first, fact.value) if fact.sentence == first else ""
+
+
+def _shuffled(facts: Sequence[Fact], rng: random.Random) -> list[Fact]:
+    return rng.sample(facts, len(facts))
