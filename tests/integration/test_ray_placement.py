@@ -67,7 +67,7 @@ def placed(environment: dict[str, str], ranks: int, allocation: str) -> list[lis
     """Address and GPU of every rank."""
     settings = {"allocation_mode": allocation, "n_nodes": 1, "n_gpus_per_node": ranks * 2, "train": {"ranks": ranks}}
     words = [sys.executable, "-c", PLACED, json.dumps(settings)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: list[list[str]] = json.loads(done.stdout)
     return found
