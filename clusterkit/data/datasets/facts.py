@@ -42,6 +42,8 @@ _NO_NAMES = frozenset(
 )
 _PREPOSITIONS = frozenset("in for with on at from to against by near of".split())
 MOST_ANSWER_WORDS = 6
+MOST_CHARACTERS = 600
+"""Of a sentence: what is longer is a list, and takes the forms below long to search."""
 MOST_DESCRIBING_WORDS = 18
 FEWEST_DESCRIBING_WORDS = 5
 MOST_CLAUSE_WORDS = 7
@@ -270,6 +272,8 @@ def facts_of(name: str, text: str, sentences: Sequence[str]) -> Iterator[Fact]:
     somebody = is_about_somebody(text)
     found = set[str]()
     for sentence in sentences:
+        if len(sentence) > MOST_CHARACTERS:
+            continue
         said = predicate_of(sentence, name)
         if sentence.startswith("The population "):
             said = sentence.removeprefix("The")
