@@ -165,11 +165,23 @@ def test_an_interrupted_build_goes_on_with_the_first_part_that_is_missing(
     assert [path.name for path in tmp_path.glob(".out*")] == []
 
 
+def test_what_differs_from_a_folder_that_is_there_is_named_as_it_is_typed(tmp_path: Path) -> None:
+    out, file = tmp_path / "out", write(tmp_path / "a.jsonl", squad(10))
+    prepare("memalpha", out, file)
+    with pytest.raises(UserError, match=r"prepared with --test-share 0\.25, not 0\.5; with --seed 1, not 2: choose"):
+        prepare("memalpha", out, file, test_share=0.5, seed=2)
+    with pytest.raises(UserError, match="prepared for memalpha, not for memagent: choose"):
+        prepare("memagent", out, file)
+    write(file, squad(14))
+    with pytest.raises(UserError, match=r"prepared when a\.jsonl held something else: choose"):
+        prepare("memalpha", out, file)
+
+
 def test_a_folder_of_other_inputs_is_replaced_only_when_asked(tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare("memalpha", out, write(tmp_path / "a.jsonl", squad(10)))
     other = write(tmp_path / "b.jsonl", squad(14))
-    with pytest.raises(UserError, match=r"from other inputs or settings.*--force"):
+    with pytest.raises(UserError, match=r"was prepared from a\.jsonl and without b\.jsonl: choose .*--force"):
         prepare("memalpha", out, other)
     assert prepare("memalpha", out, other, force=True)["outcome"] == "made"
     (tmp_path / "mine").mkdir()

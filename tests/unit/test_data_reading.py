@@ -336,6 +336,18 @@ def test_the_same_inputs_and_seed_make_the_same_bytes_another_seed_others(tmp_pa
     assert first["test/documents.jsonl"]["sha256"] == other["test/documents.jsonl"]["sha256"]
 
 
+def test_settings_that_differ_from_those_of_a_folder_are_named_as_they_are_typed(
+    tmp_path: Path, own_texts: Path
+) -> None:
+    prepare(tmp_path / "out", own_texts)
+    mixed = replace(SMALL, mix=parse_mix("cloze=3,final=1"), sizes=(2, 5))
+    with pytest.raises(UserError) as error:
+        prepare(tmp_path / "out", own_texts, shape=mixed)
+
+    assert "with --trace-mix cloze=40,chain=20,comparison=10,real=10,final=20, not cloze=3,final=1;" in str(error.value)
+    assert "with --trace-documents 2,3, not 2,5: choose another folder with --out, or" in str(error.value)
+
+
 def test_a_folder_of_texts_becomes_documents_whose_files_are_in_one_split(tmp_path: Path, own_texts: Path) -> None:
     prepare(tmp_path / "out", own_texts, share=0.1)
     there = {name: rows(tmp_path / "out" / name / DOCUMENTS) for name in SPLITS}
