@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
+from typer.testing import CliRunner
 
+from clusterkit.cli.main import app
 from clusterkit.data.datasets import build as building
 from clusterkit.data.datasets.build import build
 from clusterkit.data.datasets.corpora import keywords
-from clusterkit.data.datasets.prepare import make_plan
+from clusterkit.data.datasets.prepare import SETTINGS, make_plan
 from clusterkit.data.datasets.texts import Shape, pack
 from trainer.config_tasks import HotpotqaConfig, MemalphaConfig
 from trainer.errors import UserError
@@ -350,3 +352,28 @@ def test_what_is_called_parquet_and_is_none(tmp_path: Path, content: bytes) -> N
 
     with pytest.raises(UserError, match="no Parquet file"):
         read_items(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        ("math", "--traced-share 0.5", "--traced-share is for reading, and changes nothing of math: leave it out"),
+        ("memagent", "--seed 1", "--seed is for memalpha, math, reading, and changes nothing of memagent"),
+        ("memagent", "--test-share 0.1", "--test-share is for memalpha, math, reading, and"),
+        ("reading", "--max-per-source 5", "--max-per-source is for memagent, memalpha, math, and"),
+        ("reading", "--chunk-words 50", "--chunk-words is for memalpha, and"),
+    ],
+)
+def test_an_option_that_a_kind_has_no_use_for_is_refused_by_name(
+    tmp_path: Path, kind: str, words: str, message: str
+) -> None:
+    command = ["data", "prepare", kind, "--from", str(tmp_path / "none.json"), "--out", str(tmp_path / "out")]
+    with pytest.raises(UserError, match=message):
+        CliRunner().invoke(app, [*command, *words.split()], catch_exceptions=False)
+
+
+def test_what_a_folder_depends_on_are_the_options_of_its_kind(tmp_path: Path) -> None:
+    sums = write(tmp_path / "sums.jsonl", [{"question": f"{n} + 1", "answer": f"#### {n + 1}"} for n in range(20)])
+    for kind, file in (("memagent", None), ("memalpha", None), ("math", sums)):
+        plan = make_plan(kind, [file or write(tmp_path / "squad.jsonl", squad())], SHAPE, 0.25, 0, 1)
+        assert set(plan.settings) == SETTINGS[kind]
