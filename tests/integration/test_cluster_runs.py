@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import resource
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,6 +226,17 @@ def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(wo
     assert not (tmp_path / "copy").exists()
 
 
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A disk that becomes full while a file is written, as far as this process can tell."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_held_out_questions_of_a_run_of_a_cluster(world: World, tmp_path: Path) -> None:
     writer = RunWriter(world.root).config().attempt().steps(1, 2)
     folder = writer.run.logs / "rollouts"
@@ -250,7 +265,15 @@ def test_held_out_questions_of_a_run_of_a_cluster(world: World, tmp_path: Path) 
         mirror.fetch(run)
         mirror.fetch_heldout(run)
         assert brought.stat().st_mtime_ns == changed, "what has not changed is not fetched again"
-        assert (run.logs / "rollouts" / "eval_after.jsonl.zst").stat().st_size
+        whole = (run.logs / "rollouts" / "eval_after.jsonl.zst").read_bytes()
+        assert whole
+        write("after", random.Random(1).randbytes(200_000).hex())
+        mirror.fetch(run)
+        with files_of_at_most(100_000), pytest.raises(OSError, match="File too large"):
+            mirror.fetch_heldout(run)
+        assert (run.logs / "rollouts" / "eval_after.jsonl.zst").read_bytes() == whole, "never half a file"
+        mirror.fetch_heldout(run)
+        assert (run.logs / "rollouts" / "eval_after.jsonl.zst").stat().st_size > 200_000
         (folder / "eval_after.jsonl.zst").unlink()
         mirror.fetch(run)
         mirror.fetch_heldout(run)
