@@ -26,6 +26,8 @@ from sshd import Ssh, Sshd
 from clusterkit.backends.ray.mirror import Mirror
 from clusterkit.backends.ray.overviews import TAIL_BYTES
 from clusterkit.config.resolve import resolve
+from clusterkit.hosts.folders import write_private
+from clusterkit.provision.ray.token import local_file
 from clusterkit.runs.holder import holder_of
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select
@@ -224,6 +226,26 @@ def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(wo
     finally:
         mirror.close()
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_dry_run_asks_the_storage_for_the_model_and_data(world: World) -> None:
+    shelf = world.root.parents[1] / "models"
+    words = ["train", "--preset", "135M_cpu", "--dry-run", "--cluster", "c", f"model.path={shelf}/mine"]
+    told = "storage     was not asked for models and data: this machine knows no Ray of cluster c"
+    assert told in world(*words).stdout
+
+    write_private(local_file("c"), "0" * 64)
+    refused = world(*words, code=2)
+    assert f"storage     model: {shelf}/mine is not there" in refused.stdout
+    assert f"model mine is not on the cluster: {shelf}/mine is not there" in refused.stderr
+    (shelf / "mine").mkdir(parents=True)
+    (shelf / "mine" / "config.json").write_text("{}")
+    first, second = world.json(*words)["storage"]
+    assert first == f"model {shelf}/mine is there"
+    assert second.startswith(f"dataset hotpotqa would be copied from this machine: {shelf.parent}/datasets/hotpotqa is")
+    for host in world.hosts:
+        host.stop()
+    assert "storage     was not asked for models and data: h1: " in world(*words).stdout
 
 
 @contextmanager
