@@ -72,7 +72,9 @@ def parse_mix(text: str) -> tuple[float, ...]:
 
 
 def mix_text(mix: Sequence[float]) -> str:
-    """Write a mix as it is typed."""
+    """Write a mix as it is typed; one of a version with other kinds of questions as its numbers."""
+    if len(mix) != len(MIXES):
+        return ",".join(f"{part:g}" for part in mix)
     return ",".join(f"{name}={part:g}" for name, part in zip(MIXES, mix, strict=True) if part)
 
 
