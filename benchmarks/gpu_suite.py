@@ -22,6 +22,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -256,15 +257,24 @@ def run_all(waiting: list[Part], deadline: float, out: Path, gpus: list[str]) ->
                 tell(part, future.result())
 
 
+def names(cpu: bool) -> str:
+    """The parts by name, in lines for --help."""
+    return textwrap.fill(" ".join(part.name for part in parts("", "", "", cpu)), 100, break_on_hyphens=False)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"parts, in their order:\n{names(cpu=False)}\n\nparts with --cpu:\n{names(cpu=True)}",
+    )
     parser.add_argument("model", help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--data", required=True, help="folder with hotpotqa and math")
     parser.add_argument("--seconds", type=float, required=True, help="for all parts together")
     parser.add_argument("--out", type=Path, default=Path("gpu-suite"))
     parser.add_argument("--flags", default="", help="more options for the servers")
     parser.add_argument("--gpus", type=int, default=0, help="use the first so many; 0: all")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these parts, in the suite's order")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these parts (named below)")
     parser.add_argument("--cpu", action="store_true", help="tiny shapes without a GPU")
     given = parser.parse_args()
     for folder in (given.model, given.data):

@@ -17,7 +17,7 @@ from evaluation.plan import RECORDS, Row, choose_kind, make_rows
 from evaluation.progress import say
 from evaluation.record import digest, disk_failure, output_lock
 from evaluation.results import RESULTS, find_results, read_results, row_results
-from evaluation.steps import checkpoint_sha256, keep_scores
+from evaluation.steps import checkpoint_sha256, keep_scores, told_base
 from trainer.assets import resolve_model
 from trainer.files import write_atomic
 from trainer.machine import commit
@@ -35,6 +35,7 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
     folder = resolve_model(config.model_path, config.cache_dir)
     earlier = [(name, read_results(find_results(name))) for name in config.compare]
     with output_lock(output):
+        base = told_base(folder, config.cache_dir)
         checkpoint = checkpoint_sha256(folder, config.cache_dir)
         kind = choose_kind(config.server)
         rows = make_rows(config, checkpoint, kind)
@@ -49,6 +50,7 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
         else:
             say("every answer is in the record: nothing is asked again")
         results = _results(config, folder, checkpoint, kind, rows) | {"versions": _versions() | versions}
+        results["base_model"] = str(base) if base else None
         results["seconds"] = round(seconds, 3)
         results["comparisons"] = [c for name, then in earlier for c in compare(results, then, _label(name, then))]
         _write(place, results)

@@ -25,6 +25,7 @@ from evaluation.engines import context_window, open_engine
 from evaluation.openai_engine import ServerGoneError
 from evaluation.plan import choose_kind, visible_gpus
 from evaluation.progress import say
+from evaluation.steps import told_base
 from trainer.agents.base import RolloutOptions, TurnSampler
 from trainer.agents.memagent import MemAgent
 from trainer.agents.template import encode
@@ -65,6 +66,7 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
             "memory is a text: name a checkpoint of such an agent, or try --set agent.name=memagent"
         )
     folder = resolve_model(evaluation.model_path, evaluation.cache_dir)
+    told_base(folder, evaluation.cache_dir)
     whole = whole_model(folder, evaluation.cache_dir)
     tokenizer = load_tokenizer(whole)
     agent = MemAgent(evaluation.agent, tokenizer)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from evaluation.progress import say
 from trainer.adapter_folder import CONFIG, INSIDE, WEIGHTS, is_adapter_folder, tokenizer_files
 from trainer.assets import adapter_base, cache_root
 from trainer.files import sha256, write_atomic
@@ -70,6 +71,15 @@ def keep_scores(results: dict[str, Any], place: Path) -> Path | None:
 
 
 _KINDS = (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt", ".gguf")
+
+
+def told_base(folder: Path, cache_dir: str = "") -> Path | None:
+    """The base model that an adapter's folder is merged into, which is said; None for a whole model."""
+    if not is_adapter_folder(folder):
+        return None
+    base = adapter_base(folder, cache_dir)
+    say(f"{folder} is an adapter: it is merged into its base model, {base}")
+    return base
 
 
 def checkpoint_sha256(folder: Path, cache_dir: str = "") -> str:

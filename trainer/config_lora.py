@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
 from trainer.config_choice import Section
+from trainer.errors import UserError
 
 ALL_LINEAR = "all-linear"
 
@@ -33,6 +35,17 @@ class LoraConfig(Section):
         if not targets or (ALL_LINEAR in targets and len(targets) > 1):
             raise ValueError(f"targets={targets}: give names of linear layers, or {ALL_LINEAR} alone")
         return targets
+
+    def chosen(self, known: Collection[str]) -> set[str]:
+        """Which of a decoder layer's linear layers get an adapter. Raises UserError where it lacks one of them."""
+        if self.targets == [ALL_LINEAR]:
+            return set(known)
+        if unknown := sorted(set(self.targets) - set(known)):
+            raise UserError(
+                f"model.lora.targets={','.join(self.targets)}: a decoder layer of this model has no linear layer "
+                f"{', '.join(unknown)}: choose among {', '.join(sorted(known))}, or {ALL_LINEAR}"
+            )
+        return set(self.targets)
 
     @property
     def scale(self) -> float:

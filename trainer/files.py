@@ -27,14 +27,14 @@ def refuse_pointer(path: Path) -> None:
             )
 
 
-def write_atomic(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace `path` by `text`, durably; mode: of the file, less the umask. Raises OSError, which names the path."""
+def write_atomic(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Replace what `path` has, durably; mode: of the file, less the umask. Raises OSError, which names the path."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with naming(path):
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

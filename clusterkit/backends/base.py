@@ -101,6 +101,14 @@ class RunRequest:
 
 
 @dataclass(frozen=True)
+class StoredInput:
+    """A model or data set of a run, as the storage of its place has it."""
+
+    text: str
+    problem: str = ""  # why a run would be refused for it; empty where it is there, or can be brought
+
+
+@dataclass(frozen=True)
 class PlannedRun:
     """What `start` would do; nothing is written yet."""
 
@@ -108,6 +116,8 @@ class PlannedRun:
     trial: Trial | None = None  # the trial that is meant; None where only the place knows
     facts: tuple[tuple[str, str], ...] = ()  # what `train --dry-run --json` tells of the place besides
     script: str = ""  # text of the batch script that would be submitted
+    look: Callable[[], Sequence[StoredInput]] = tuple
+    """Asks the place for the models and data that the run needs. Raises UserError where it cannot be asked."""
 
 
 @dataclass(frozen=True)

@@ -156,10 +156,10 @@ def check_adapters(config: RunConfig, usual: float, shape: ModelShape | None) ->
     message = (
         f"adapters of rank {lora.rank} for {layers}: {count / 1e6:.3g} M of {shape.parameters / 1e9:.3g} G parameters"
     )
-    if not count:
-        return [
-            _warn("adapters", f"{message}; no layer of these names is known here", "name others: model.lora.targets")
-        ]
+    try:
+        lora.chosen(shape.linear)
+    except UserError as error:
+        return [_fail("adapters", str(error), "name layers that it has: model.lora.targets")]
     if rate != usual:
         return [_ok("adapters", f"{message}; learning rate {rate:g}")]
     message += f"; learning rate {rate:g}, the preset's for all weights: adapters want about ten times as much"

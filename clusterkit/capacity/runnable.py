@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
+from contextlib import suppress
 
 from clusterkit.backends.local.interpreter import gpu_python, gpus_present, missing_packages
 from clusterkit.backends.local.launch import require_trainer
 from clusterkit.backends.own_code import require_own
+from clusterkit.capacity.shapes import shape_of
 from clusterkit.runs.trials import Trial, TrialState, require_free
-from trainer.assets import resolve_model
+from trainer.adapter_folder import is_adapter_folder
+from trainer.assets import adapter_base, resolve_model
 from trainer.config import RunConfig
 from trainer.config_tasks import HotpotqaConfig, MathConfig, MemalphaConfig, SftConfig
 from trainer.errors import UserError
+from trainer.hf_folder import linear_layers
 from trainer.sft.start import require_examples
 from trainer.tasks.examples import examples_file
 from trainer.tasks.hotpotqa_data import find_folder
@@ -75,6 +80,25 @@ def require_inputs(config: RunConfig, *, started: bool = False) -> None:
         find_files(task.path, config.cache_dir)
 
 
+def require_adapted_layers(config: RunConfig) -> None:
+    """Raise UserError if adapters are for layers that the model lacks, as far as this machine can tell."""
+    if config.model.lora.rank and (known := _linear_layers(config)):
+        config.model.lora.chosen(known)
+
+
+def _linear_layers(config: RunConfig) -> Collection[str]:
+    """Names of a decoder layer's linear layers: from the weights that are here, or the model's shape; empty: unknown.
+
+    A folder that cannot be read is no matter of adapters, and is named when the run's inputs are looked at.
+    """
+    if config.model.path:
+        with suppress(OSError, ValueError, UserError):
+            folder = resolve_model(config.model.path, config.cache_dir)
+            return linear_layers(adapter_base(folder, config.cache_dir) if is_adapter_folder(folder) else folder)
+    shape = shape_of(config)
+    return shape.linear if shape else ()
+
+
 def require_engine(config: RunConfig, python: str) -> None:
     """Raise UserError if SGLang is not there for a run's servers on this machine.
 
@@ -102,6 +126,7 @@ def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
     """
     try:
         require_runnable(config)
+        require_adapted_layers(config)
         if trial is None:
             return None
         require_local_gpus(config)

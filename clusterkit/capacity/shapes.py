@@ -50,13 +50,13 @@ class ModelShape:
     @property
     def matrices(self) -> list[int]:
         """Parameters of every matrix of the model."""
-        layer = [inputs * outputs for inputs, outputs in self._linear.values()]
+        layer = [inputs * outputs for inputs, outputs in self.linear.values()]
         return [self.vocabulary * self.hidden] * (1 if self.tied else 2) + layer * self.layers
 
     def adapter_matrices(self, lora: LoraConfig) -> list[int]:
         """Parameters of every matrix of low-rank adapters: rank x inputs and rank x outputs of each targeted one."""
-        chosen = self._linear if lora.targets == [ALL_LINEAR] else lora.targets
-        sides = [lora.rank * side for name in chosen for side in self._linear.get(name, ())]
+        chosen = self.linear if lora.targets == [ALL_LINEAR] else lora.targets
+        sides = [lora.rank * side for name in chosen for side in self.linear.get(name, ())]
         return sides * self.layers if lora.rank else []
 
     def adapter_parameters(self, lora: LoraConfig) -> int:
@@ -64,8 +64,8 @@ class ModelShape:
         return sum(self.adapter_matrices(lora))
 
     @property
-    def _linear(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of a layer's matrices."""
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear layers of a decoder layer, by name."""
         heads, kv_heads = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden, heads),

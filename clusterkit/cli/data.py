@@ -29,6 +29,7 @@ clusterkit data prepare math --from p.jsonl --out math
 """
 )
 def prepare(
+    context: typer.Context,
     kind: Annotated[str, typer.Argument(metavar="reading|memagent|memalpha|math", help="What the files are for.")],
     sources: Annotated[
         list[Path],
@@ -71,8 +72,10 @@ def prepare(
         help="reading: of the real training questions those that examples are made of; the others are left to "
         "reinforcement.",
     ),
-    most: int = typer.Option(0, "--max-per-source", min=0, help="Training rows of a source, at most; 0: all."),
-    seed: int = typer.Option(1, "--seed", help="Of groups and of each text's own shuffle."),
+    max_per_source: int = typer.Option(
+        0, "--max-per-source", min=0, help="memagent, memalpha, math: training rows of a source, at most; 0: all."
+    ),
+    seed: int = typer.Option(1, "--seed", help="memalpha, math, reading: of what is drawn and shuffled."),
     force: bool = typer.Option(False, "--force", help="Replace a folder that was prepared from other inputs."),
     as_json: bool = typer.Option(False, "--json", help="Print the card as JSON."),
 ) -> None:
@@ -82,4 +85,8 @@ def prepare(
     """
     shape = (questions, documents, chunk_words)
     reading = (per_document, traces, trace_mix, trace_documents, traced_share)
-    actions.data.prepare(kind, sources, out, shape, reading, test_share, most, seed, force=force, as_json=as_json)
+    sources_of = {name: context.get_parameter_source(name) for name in context.params}
+    typed = [name for name, source in sources_of.items() if source is not None and source.name == "COMMANDLINE"]
+    actions.data.prepare(
+        kind, sources, out, shape, reading, test_share, max_per_source, seed, typed, force=force, as_json=as_json
+    )

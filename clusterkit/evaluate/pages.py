@@ -40,7 +40,9 @@ def evaluation_page(results: dict[str, Any], folder: Path) -> str:
     parts.append(tag("h2", "What defines these scores"))
     settings = [[key, json.dumps(value, ensure_ascii=False)] for key, value in results["config"].items()]
     versions = [[key, value] for key, value in results["versions"].items()]
-    facts = [["checkpoint_sha256", results["checkpoint_sha256"]], ["engine", results["engine"]], *versions, *settings]
+    base = [["base_model", results["base_model"]]] if results.get("base_model") else []
+    facts = [["checkpoint_sha256", results["checkpoint_sha256"]], *base, ["engine", results["engine"]]]
+    facts += [*versions, *settings]
     parts.append(tag("details", tag("summary", "Settings and versions"), table(["setting", "value"], facts)))
     return _document(f"Evaluation of {Path(results['model_path']).name}", parts)
 

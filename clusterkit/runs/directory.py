@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from trainer.disk import file_failures
+from trainer.errors import UserError
 from trainer.locks import HeldError, hold
 from trainer.paths import SUPERVISED
 from trainer.paths import user_name as user_name  # noqa: PLC0414 (readers of runs have it from here)
@@ -140,13 +141,25 @@ class RunDirectory:
         numbers = self.attempt_numbers()
         return not numbers or self.exit_mark(numbers[-1]).exists()
 
+    def exit_code(self, attempt: int) -> int | None:
+        """Return how that attempt ended, negative for a signal; None where it is unknown."""
+        try:
+            return int(json.loads(self.exit_mark(attempt).read_text(encoding="utf-8"))["code"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def ended_by(self, attempt: int) -> str:
         """Return the signal that ended an attempt, such as `SIGKILL`; empty if none did or it is unknown."""
+        code = self.exit_code(attempt) or 0
         try:
-            code = json.loads(self.exit_mark(attempt).read_text(encoding="utf-8"))["code"]
             return signal.Signals(-code).name if code < 0 else ""
-        except (OSError, ValueError, KeyError, TypeError):
+        except ValueError:
             return ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the newest attempt ended because of its settings or files: unchanged, the next one ends so, too."""
+        return self.exit_code((self.attempt_numbers() or [0])[-1]) == UserError.exit_code
 
     def saved_values(self) -> dict[str, Any]:
         """Return the values of config.yaml, with which the run was last started; empty if it cannot be read."""

@@ -91,7 +91,8 @@ class ImageStage(Stage):
             return [f"get {which} from the head, the storage or a registry"]
         if present:
             return [f"get the runtime image {reference} anew, should a newer one be there"]
-        return [f"{'pull' if self.request.reference else 'build'} the runtime image {reference}"]
+        otherwise = "" if self.request.refresh else ", unless the storage has it"
+        return [f"{'pull' if self.request.reference else 'build'} the runtime image {reference}{otherwise}"]
 
     async def _first(self, setup: Setup, runner: HostRunner, session: Session) -> None:
         self.reference = self._wanted(runner)
@@ -121,6 +122,8 @@ class ImageStage(Stage):
         recipe, desired = self._recipe(runner), setup.request.desired
         if await find_built(session, recipe) is not None:
             return False
+        if not self.request.refresh and await self._from_storage(setup, runner, session, recipe):
+            return True
         runner.show(self.name, State.RUNNING, f"build {recipe.reference}")
         runner.log.heading(f"image: build {recipe.reference}")
         await build(
@@ -139,6 +142,17 @@ class ImageStage(Stage):
             on_output=runner.log.line,
         )
         runner.report.changes.append(f"build the runtime image {recipe.reference}")
+        return True
+
+    async def _from_storage(self, setup: Setup, runner: HostRunner, session: Session, recipe: Recipe) -> bool:
+        """Load what an earlier set-up has built from this very recipe, in place of building it again."""
+        distribution = self._prepare(setup, await self._lock(setup, session))
+        stored = await distribution.stored(session)
+        for note in distribution.notes:
+            setup.note(note)
+        if stored is None or await find_built(session, recipe) is None:
+            return False
+        runner.report.changes.append(f"get the runtime image {recipe.reference} ({Method.STORAGE})")
         return True
 
     async def _from_bundle(
@@ -178,7 +192,7 @@ class ImageStage(Stage):
             self.reference,
             Method(self.request.method),
             hosts=len(setup.runners),
-            storage=setup.request.cluster.storage if len(setup.request.cluster.hosts) > 1 else None,
+            storage=setup.request.cluster.storage,
             lock=lock,
             refresh=refresh,
             slot=setup.uploads.slot,

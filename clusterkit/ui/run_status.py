@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from clusterkit.common.text_plot import count, duration, shares, size, sparkline
-from clusterkit.runs.diagnose.view import explain_status
+from clusterkit.config.fields import setting_text
+from clusterkit.runs.diagnose.view import Explanation, explain
 from clusterkit.runs.log.metrics import Record, number
 from clusterkit.runs.status import Status
 
@@ -45,12 +47,13 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
     rows.append(("attempts", str(facts["attempts"])))
     if status.silence is not None:
         rows.append(("last record", f"{duration(status.silence)} ago"))
-    rows += [("why" if not place else "", line) for place, line in enumerate(explain_status(status))]
+    explained = explain(status)
+    rows += [("why" if not place else "", line) for place, line in enumerate(explained.lines)]
     rows += [("warning", warning) for warning in history.warnings[-SHOWN_WARNINGS:]]
     rows.append(("folder", str(run.logs)))
     if status.state in ("interrupted", "killed", "failed", "new"):
-        go_on = again or "repeat the `clusterkit train` command: it goes on with this run"
         failed = status.state == "failed"
+        go_on = _go_on(status, explained, again)
         rows += [("next", f"clusterkit diagnose {named}".rstrip()), ("go on", go_on)] if failed else [("next", go_on)]
     return [f"{label:<12} {text}" for label, text in rows if text]
 
@@ -134,6 +137,17 @@ def _state(status: Status) -> str:
     holder = f" ({status.holder})" if status.holder else ""
     message = status.message.removeprefix(status.state).strip()  # "interrupted after step 5" has the state
     return f"{status.state}{holder}{': ' if message else ''}{message}"
+
+
+def _go_on(status: Status, explained: Explanation, again: str) -> str:
+    """Return what goes on with a run that has ended: never just the command that would fail in the same way again."""
+    changed = " ".join(shlex.quote(f"{change.key}={setting_text(change.proposed)}") for change in explained.changes)
+    if changed:
+        return f"{again or 'repeat the `clusterkit train` command with'} {changed}"
+    if status.state == "failed" and status.run.is_refused:
+        then = again or "repeat the `clusterkit train` command"
+        return f"put right what the state says, as it fails again unchanged; then {then}"
+    return again or "repeat the `clusterkit train` command: it goes on with this run"
 
 
 def _step(status: Status) -> str:

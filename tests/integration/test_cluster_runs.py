@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import resource
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,8 @@ from sshd import Ssh, Sshd
 from clusterkit.backends.ray.mirror import Mirror
 from clusterkit.backends.ray.overviews import TAIL_BYTES
 from clusterkit.config.resolve import resolve
+from clusterkit.hosts.folders import write_private
+from clusterkit.provision.ray.token import local_file
 from clusterkit.runs.holder import holder_of
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select
@@ -222,6 +228,37 @@ def test_only_what_is_new_is_fetched_and_another_run_of_the_name_is_read_anew(wo
     assert not (tmp_path / "copy").exists()
 
 
+def test_a_dry_run_asks_the_storage_for_the_model_and_data(world: World) -> None:
+    shelf = world.root.parents[1] / "models"
+    words = ["train", "--preset", "135M_cpu", "--dry-run", "--cluster", "c", f"model.path={shelf}/mine"]
+    told = "storage     was not asked for models and data: this machine knows no Ray of cluster c"
+    assert told in world(*words).stdout
+
+    write_private(local_file("c"), "0" * 64)
+    refused = world(*words, code=2)
+    assert f"storage     model: {shelf}/mine is not there" in refused.stdout
+    assert f"model mine is not on the cluster: {shelf}/mine is not there" in refused.stderr
+    (shelf / "mine").mkdir(parents=True)
+    (shelf / "mine" / "config.json").write_text("{}")
+    first, second = world.json(*words)["storage"]
+    assert first == f"model {shelf}/mine is there"
+    assert second.startswith(f"dataset hotpotqa would be copied from this machine: {shelf.parent}/datasets/hotpotqa is")
+    for host in world.hosts:
+        host.stop()
+    assert "storage     was not asked for models and data: h1: " in world(*words).stdout
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A disk that becomes full while a file is written, as far as this process can tell."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_held_out_questions_of_a_run_of_a_cluster(world: World, tmp_path: Path) -> None:
     writer = RunWriter(world.root).config().attempt().steps(1, 2)
     folder = writer.run.logs / "rollouts"
@@ -250,7 +287,15 @@ def test_held_out_questions_of_a_run_of_a_cluster(world: World, tmp_path: Path) 
         mirror.fetch(run)
         mirror.fetch_heldout(run)
         assert brought.stat().st_mtime_ns == changed, "what has not changed is not fetched again"
-        assert (run.logs / "rollouts" / "eval_after.jsonl.zst").stat().st_size
+        whole = (run.logs / "rollouts" / "eval_after.jsonl.zst").read_bytes()
+        assert whole
+        write("after", random.Random(1).randbytes(200_000).hex())
+        mirror.fetch(run)
+        with files_of_at_most(100_000), pytest.raises(OSError, match="File too large"):
+            mirror.fetch_heldout(run)
+        assert (run.logs / "rollouts" / "eval_after.jsonl.zst").read_bytes() == whole, "never half a file"
+        mirror.fetch_heldout(run)
+        assert (run.logs / "rollouts" / "eval_after.jsonl.zst").stat().st_size > 200_000
         (folder / "eval_after.jsonl.zst").unlink()
         mirror.fetch(run)
         mirror.fetch_heldout(run)

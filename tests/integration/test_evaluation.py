@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from evalparts import WINDOW, chat_checkpoint, problems_config, problems_file, recall_checkpoint, recall_config
 from httpstub import Answer, HttpStub, StubThread
@@ -23,7 +24,11 @@ from runs import ENVIRONMENT, REPOSITORY, wait_for
 from evaluation.config import EvalConfig
 from evaluation.evaluate import evaluate
 from evaluation.record import output_lock
+from trainer.config_lora import LoraConfig
 from trainer.errors import InterruptedRunError, RunError, UserError
+from trainer.hf_folder import tensor_shapes
+from trainer.train.adapterfiles import write_adapter
+from trainer.train.lora import Adapter
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +139,24 @@ def test_another_checkpoint_is_asked_anew_though_its_folder_has_the_name(recall_
     second = evaluate(recall_config(model, tmp_path / "out"))
     assert first != second
     assert len(lines_of(tmp_path / "out")) == 24
+
+
+def test_an_adapter_is_scored_with_the_base_that_is_named_in_its_results(
+    recall_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    outputs, inputs = tensor_shapes(recall_model)[weight]
+    parts = Adapter(torch.zeros(2, inputs), torch.zeros(outputs, 2), 1.0)
+    write_adapter(tmp_path / "adapter", str(recall_model), LoraConfig(rank=2), {weight: parts})
+    settings = {"n_sampling": 0, "num_questions": 1}
+
+    results = results_of(evaluate(recall_config(tmp_path / "adapter", tmp_path / "out", **settings)))
+
+    assert results["status"] == "complete"
+    assert results["base_model"] == str(recall_model)
+    said = f"{tmp_path / 'adapter'} is an adapter: it is merged into its base model, {recall_model}\n"
+    assert capsys.readouterr().err.count(said) == 1
+    assert results_of(evaluate(recall_config(recall_model, tmp_path / "out", **settings)))["base_model"] is None
 
 
 def test_more_samples_are_added_to_those_that_are_there(recall_model: Path, tmp_path: Path) -> None:

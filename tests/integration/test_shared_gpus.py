@@ -22,7 +22,7 @@ from publishing import digest_of, folder_tensors, save_model, servers
 
 from trainer.checkpoint.export import export
 from trainer.engines.http import Server
-from trainer.errors import CrashError, UserError
+from trainer.errors import CrashError, RunError
 from trainer.train.distributed import join_world, leave_world
 from trainer.weights.buckets import plan_buckets
 from trainer.weights.colocated import ColocatedPublisher
@@ -123,7 +123,5 @@ def test_servers_that_do_not_have_the_ranks_gpus_are_refused(tmp_path: Path) -> 
         there = [rig.start() for _ in range(3)]
         told = run_ranks(run_rank, RANKS, tmp_path, Case("llama", there))
     (first,), *others = told
-    assert first.startswith(
-        f"{UserError.__name__}: trainer and servers share GPUs one for one: there are 4 ranks, and "
-    )
+    assert first.startswith(f"{RunError.__name__}: trainer and servers share GPUs one for one: there are 4 ranks, and ")
     assert len(others) == RANKS - 1

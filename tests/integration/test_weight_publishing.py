@@ -26,7 +26,7 @@ from trainer.checkpoint.export import export
 from trainer.config_parts import WeightsConfig
 from trainer.engines.base import EngineError
 from trainer.engines.http import Server
-from trainer.errors import RunError, UserError
+from trainer.errors import CrashError, RunError, UserError
 from trainer.rollout.controller import RolloutController, SamplingPlan
 from trainer.rollout.server_sampler import Served, ServedSampler
 from trainer.schedule import Schedule
@@ -388,11 +388,23 @@ def test_a_server_on_the_same_device_that_is_lost_ends_the_run_with_its_fate(rig
         publisher.release()
 
 
-def test_a_server_that_cannot_give_its_memory_away_is_refused(rig: Servers, tmp_path: Path) -> None:
+def test_servers_that_do_not_suit_the_ranks_are_no_mistake_in_the_settings(rig: Servers, tmp_path: Path) -> None:
     rig.add(memory_saver=False)
-    one = trainer(rig, tmp_path)
-    with pytest.raises(UserError, match=r"s0 cannot share its GPU: start it .*--enable-memory-saver"):
-        ColocatedPublisher(one.folders, rig.outlet)
+    folders = trainer(rig, tmp_path).folders
+    with pytest.raises(RunError, match=r"s0 cannot share its GPU, as it runs without --enable-memory-saver") as error:
+        ColocatedPublisher(folders, rig.outlet)
+    assert error.value.exit_code == RunError.exit_code
+    rig.add()
+    with pytest.raises(RunError, match=r"there are 1 ranks, and s0, s1 with 1 GPUs each; start the run again") as error:
+        ColocatedPublisher(folders, rig.outlet, trades=False)
+    assert not isinstance(error.value, CrashError)
+
+    rig.processes[0].kill()  # nobody has asked it since
+    with pytest.raises(CrashError, match=r"s0 \(http.*/server_info"):
+        ColocatedPublisher(folders, rig.outlet)
+    rig.pool.servers[0].discard("it does not answer")
+    with pytest.raises(CrashError, match=r"servers on the trainer's GPUs were lost \(s0: it does not answer; s1: in"):
+        ColocatedPublisher(folders, rig.outlet)
 
 
 def test_the_publisher_follows_the_servers_and_the_settings(rig: Servers, tmp_path: Path) -> None:

@@ -51,3 +51,13 @@ def test_a_script_with_options_of_its_own_gets_settings_that_a_run_accepts(tmp_p
 def test_mathematics_is_a_workload_of_its_own(tmp_path: Path) -> None:
     config = accepted(memory_step.parse(["TOKENIZER", "--workload", "math", "--response", "512"]), tmp_path)
     assert (config.task.name, config.agent.name, config.agent.response_limit("final")) == ("math", "single_turn", 512)
+
+
+def test_the_help_of_the_suite_names_its_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_suite.py", "--help"])
+    with pytest.raises(SystemExit):
+        gpu_suite.main()
+    words = capsys.readouterr().out.partition("parts, in their order:")[2].split()
+    assert {part.name for cpu in (False, True) for part in gpu_suite.parts("", "", "", cpu)} <= set(words)

@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
+from typer.testing import CliRunner
 
+from clusterkit.cli.main import app
 from clusterkit.data.datasets import build as building
 from clusterkit.data.datasets.build import build
 from clusterkit.data.datasets.corpora import keywords
-from clusterkit.data.datasets.prepare import make_plan
+from clusterkit.data.datasets.prepare import SETTINGS, make_plan
 from clusterkit.data.datasets.texts import Shape, pack
 from trainer.config_tasks import HotpotqaConfig, MemalphaConfig
 from trainer.errors import UserError
@@ -165,11 +167,23 @@ def test_an_interrupted_build_goes_on_with_the_first_part_that_is_missing(
     assert [path.name for path in tmp_path.glob(".out*")] == []
 
 
+def test_what_differs_from_a_folder_that_is_there_is_named_as_it_is_typed(tmp_path: Path) -> None:
+    out, file = tmp_path / "out", write(tmp_path / "a.jsonl", squad(10))
+    prepare("memalpha", out, file)
+    with pytest.raises(UserError, match=r"prepared with --test-share 0\.25, not 0\.5; with --seed 1, not 2: choose"):
+        prepare("memalpha", out, file, test_share=0.5, seed=2)
+    with pytest.raises(UserError, match="prepared for memalpha, not for memagent: choose"):
+        prepare("memagent", out, file)
+    write(file, squad(14))
+    with pytest.raises(UserError, match=r"prepared when a\.jsonl held something else: choose"):
+        prepare("memalpha", out, file)
+
+
 def test_a_folder_of_other_inputs_is_replaced_only_when_asked(tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare("memalpha", out, write(tmp_path / "a.jsonl", squad(10)))
     other = write(tmp_path / "b.jsonl", squad(14))
-    with pytest.raises(UserError, match=r"from other inputs or settings.*--force"):
+    with pytest.raises(UserError, match=r"was prepared from a\.jsonl and without b\.jsonl: choose .*--force"):
         prepare("memalpha", out, other)
     assert prepare("memalpha", out, other, force=True)["outcome"] == "made"
     (tmp_path / "mine").mkdir()
@@ -338,3 +352,28 @@ def test_what_is_called_parquet_and_is_none(tmp_path: Path, content: bytes) -> N
 
     with pytest.raises(UserError, match="no Parquet file"):
         read_items(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        ("math", "--traced-share 0.5", "--traced-share is for reading, and changes nothing of math: leave it out"),
+        ("memagent", "--seed 1", "--seed is for memalpha, math, reading, and changes nothing of memagent"),
+        ("memagent", "--test-share 0.1", "--test-share is for memalpha, math, reading, and"),
+        ("reading", "--max-per-source 5", "--max-per-source is for memagent, memalpha, math, and"),
+        ("reading", "--chunk-words 50", "--chunk-words is for memalpha, and"),
+    ],
+)
+def test_an_option_that_a_kind_has_no_use_for_is_refused_by_name(
+    tmp_path: Path, kind: str, words: str, message: str
+) -> None:
+    command = ["data", "prepare", kind, "--from", str(tmp_path / "none.json"), "--out", str(tmp_path / "out")]
+    with pytest.raises(UserError, match=message):
+        CliRunner().invoke(app, [*command, *words.split()], catch_exceptions=False)
+
+
+def test_what_a_folder_depends_on_are_the_options_of_its_kind(tmp_path: Path) -> None:
+    sums = write(tmp_path / "sums.jsonl", [{"question": f"{n} + 1", "answer": f"#### {n + 1}"} for n in range(20)])
+    for kind, file in (("memagent", None), ("memalpha", None), ("math", sums)):
+        plan = make_plan(kind, [file or write(tmp_path / "squad.jsonl", squad())], SHAPE, 0.25, 0, 1)
+        assert set(plan.settings) == SETTINGS[kind]

@@ -17,7 +17,7 @@ from clusterkit.data.datasets.build import build
 from clusterkit.data.datasets.cloze import BLANK, Maker
 from clusterkit.data.datasets.passages import read_passages
 from clusterkit.data.datasets.prepare import make_plan
-from clusterkit.data.datasets.reading import ReadingShape, parse_mix, parse_sizes
+from clusterkit.data.datasets.reading import ReadingShape, mix_text, parse_mix, parse_sizes
 from clusterkit.data.datasets.texts import Shape
 from evaluation.suites.hqa import build_items
 from trainer.config_tasks import HotpotqaConfig
@@ -334,6 +334,20 @@ def test_the_same_inputs_and_seed_make_the_same_bytes_another_seed_others(tmp_pa
     assert first == again
     assert first["traces.jsonl"]["sha256"] != other["traces.jsonl"]["sha256"]
     assert first["test/documents.jsonl"]["sha256"] == other["test/documents.jsonl"]["sha256"]
+
+
+def test_settings_that_differ_from_those_of_a_folder_are_named_as_they_are_typed(
+    tmp_path: Path, own_texts: Path
+) -> None:
+    prepare(tmp_path / "out", own_texts)
+    mixed = replace(SMALL, mix=parse_mix("cloze=3,final=1"), sizes=(2, 5))
+    with pytest.raises(UserError) as error:
+        prepare(tmp_path / "out", own_texts, shape=mixed)
+
+    assert parse_mix(mix_text(SMALL.mix)) == SMALL.mix
+    assert f"with --trace-mix {mix_text(SMALL.mix)}, not cloze=3,final=1;" in str(error.value)
+    assert "with --trace-documents 2,3, not 2,5: choose another folder with --out, or" in str(error.value)
+    assert mix_text((40, 20, 10, 10, 20)) == "40,20,10,10,20", "of 0.1, without the kinds that have come since"
 
 
 def test_a_folder_of_texts_becomes_documents_whose_files_are_in_one_split(tmp_path: Path, own_texts: Path) -> None:

@@ -190,7 +190,7 @@ def test_adapters_are_told_with_their_size_and_want_a_learning_rate_of_their_own
     assert "-> train.learning_rate=1e-05" in text
     assert level is Level.WARN
     assert told("train.learning_rate=1e-5")[1] is Level.OK
-    assert "no layer of these names" in told("model.lora.targets=[foo]")[0]
+    assert "no linear layer foo: choose among down_proj" in told("model.lora.targets=[q_proj,foo]")[0]
     assert not [finding for finding in plan_preset("7B_n4").findings if finding.check == "adapters"]
 
 

@@ -125,3 +125,20 @@ def test_status_prints_the_command_that_goes_on(machine: Path) -> None:
 
     writer.finish("completed", 30)
     assert not [line for line in status() if line.startswith(("next", "go on"))]
+
+
+def test_a_command_that_would_fail_again_is_not_printed_as_it_was(machine: Path) -> None:
+    writer = started(machine, "clusterkit train --preset tiny seed=5").finish("failed", 5, "reward.name=f2: no such")
+    again = "clusterkit train --preset tiny seed=5 trial_name=run1"
+    writer.run.exit_mark(2).write_text('{"code": 2}')
+    assert f"go on        put right what the state says, as it fails again unchanged; then {again}" in status()
+    home = [" ".join(line.split()) for line in CliRunner().invoke(app, []).stdout.splitlines()]
+    assert f"once put right {again}" in home
+
+    writer.run.exit_mark(2).write_text('{"code": 1}')
+    writer.run.console(2).write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    (changed,) = [line for line in status() if line.startswith("go on")]
+    assert changed.startswith(f"go on        {again} train.max_tokens_per_mb=")
+
+    assert CliRunner().invoke(app, ["diagnose", "--apply"]).exit_code == 0
+    assert f"go on        {again}" in status()

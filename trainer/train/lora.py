@@ -23,8 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from trainer.config_lora import ALL_LINEAR, LoraConfig
-from trainer.errors import UserError
+from trainer.config_lora import LoraConfig
 from trainer.seeding import derive_seed
 from trainer.train.distributed import TENSOR, World, counted_here, local_part, whole, with_local_part
 from trainer.train.logprobs import PolicyModel
@@ -73,13 +72,7 @@ def add_adapters(lm: Any, config: LoraConfig, dtype: torch.dtype, seed: int) -> 
             parameter.data = parameter.data.to(dtype)
     linear = {name: module for name, module in lm.named_modules() if isinstance(module, nn.Linear)}
     inside = {name: module for name, module in linear.items() if name.startswith("model.layers.")}
-    known = {name.rpartition(".")[2] for name in inside}
-    wanted = known if config.targets == [ALL_LINEAR] else set(config.targets)
-    if unknown := sorted(wanted - known):
-        raise UserError(
-            f"model.lora.targets={config.targets}: a decoder layer of this model has no linear layer {unknown[0]}: "
-            f"choose among {', '.join(sorted(known))}, or {ALL_LINEAR}"
-        )
+    wanted = config.chosen({name.rpartition(".")[2] for name in inside})
     for name, module in inside.items():
         parent, _, leaf = name.rpartition(".")
         if leaf in wanted:

@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.engines.base import EngineError, EngineGoneError
-from trainer.engines.http import Server
+from trainer.engines.http import Server, ServerFailedError, ServerLostError
 from trainer.engines.options import MEMORY_SAVER
-from trainer.errors import CrashError, UserError
+from trainer.errors import CrashError, RunError
 from trainer.weights.buckets import Bucket
 from trainer.weights.folders import FolderPublisher, caught, offer
 from trainer.weights.ipc import SharedBuffer
@@ -51,7 +51,8 @@ class ColocatedPublisher:
         trades: the servers free their memory while the trainer learns; False: both have theirs all the time.
 
     Raises:
-        UserError: the servers do not have the ranks' GPUs, or were not started to give memory away.
+        CrashError: a server was lost since it joined.
+        RunError: the servers do not have the ranks' GPUs, or were not started to give memory away.
     """
 
     def __init__(
@@ -65,24 +66,35 @@ class ColocatedPublisher:
         agree(self.world, caught(lambda: self._look(outlet)) if outlet is not None else None)
 
     def _look(self, outlet: Outlet) -> None:
-        """See how many GPUs the servers have, and whether these are the ranks'. Raises UserError."""
-        usable = outlet.engine.pool.usable()
-        found = [
-            outlet.submit(outlet.engine.pool.call(server, "GET", "/server_info", None, CALL_SECONDS)).result()
-            for server in usable
-        ]
+        """See how many GPUs the servers have, and whether these are the ranks'.
+
+        The run's settings made sure of that, so what is wrong happened to the servers. Raises CrashError or RunError.
+        """
+        pool = outlet.engine.pool
+        usable = pool.usable()
+        try:
+            asked = [outlet.submit(pool.call(one, "GET", "/server_info", None, CALL_SECONDS)) for one in usable]
+            found = [answer.result() for answer in asked]
+        except (ServerLostError, ServerFailedError) as error:
+            raise CrashError(str(error)) from error
         for server, info in zip(usable, found, strict=True):
             if self.trades and not info.get("enable_memory_saver"):
-                raise UserError(f"{server.name} cannot share its GPU: start it with servers.flags={[MEMORY_SAVER]}")
+                raise RunError(
+                    f"{server.name} cannot share its GPU, as it runs without {MEMORY_SAVER}: end it, and start the run "
+                    "again, which starts one of its own"
+                )
         sizes = {int(info.get("tp_size") or 1) for info in found}
         self._gpus_each, self._servers = max(sizes, default=1), len(usable)
         numbers = sorted(number_of(server) for server in usable)
-        if len(sizes) != 1 or numbers != list(range(self.world.size // self._gpus_each)):
-            raise UserError(
-                f"trainer and servers share GPUs one for one: there are {self.world.size} ranks, and "
-                f"{', '.join(server.name for server in usable)} with {' and '.join(map(str, sorted(sizes)))} GPUs "
-                "each; give all servers the same number, or the trainer GPUs of its own (+ for | in allocation_mode)"
-            )
+        if len(sizes) == 1 and numbers == list(range(self.world.size // self._gpus_each)):
+            return
+        if len(usable) < len(pool.servers):
+            raise CrashError(f"servers on the trainer's GPUs were lost ({pool.fates()})")
+        raise RunError(
+            f"trainer and servers share GPUs one for one: there are {self.world.size} ranks, and "
+            f"{', '.join(server.name for server in usable)} with {' and '.join(map(str, sorted(sizes)))} GPUs each; "
+            "start the run again, and leave it the servers that it starts itself"
+        )
 
     def release(self) -> float:
         """Wait until the servers are idle and free their GPU memory, until `publish`. Collective.

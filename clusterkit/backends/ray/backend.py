@@ -25,6 +25,7 @@ from clusterkit.backends.base import (
     RunSelector,
     Say,
     StoppedRun,
+    StoredInput,
     SubmittedRun,
 )
 from clusterkit.backends.ray.follow import closing as closing_table
@@ -34,7 +35,7 @@ from clusterkit.backends.ray.jobs import RayJob, matching_jobs, of_others
 from clusterkit.backends.ray.mirror import Mirror
 from clusterkit.backends.ray.newest import newest_of, require_newest, through_any
 from clusterkit.backends.ray.request import request_on
-from clusterkit.backends.ray.stage_inputs import have_assets
+from clusterkit.backends.ray.stage_inputs import have_assets, stored_inputs
 from clusterkit.backends.ray.status import Watch, cluster_lines, watching
 from clusterkit.backends.ray.storage import ListedRun, fileroot_of, newest_attempt, read_from, size_of
 from clusterkit.backends.ray.submit import attach, dispatch
@@ -130,7 +131,11 @@ class RayBackend:
 
     def plan(self, request: RunRequest) -> PlannedRun:
         """See `Backend.plan`: which trial is meant, only the storage knows."""
-        return PlannedRun(request, facts=(("cluster", self.cluster.name),))
+
+        def look() -> list[StoredInput]:
+            return self.do(lambda head: stored_inputs(head, request.assets))
+
+        return PlannedRun(request, facts=(("cluster", self.cluster.name),), look=look)
 
     def start(self, planned: PlannedRun) -> SubmittedRun:
         """See `Backend.start`. A model or data set that is not on the storage is brought there first."""

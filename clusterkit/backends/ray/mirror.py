@@ -44,6 +44,7 @@ from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
 from trainer.checkpoint import slots
 from trainer.errors import RunError, UserError
+from trainer.files import write_atomic
 from trainer.paths import SUPERVISED
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Copies:
     async def fetch_step(self, file: Path) -> None:
         """Bring what is recorded of a step."""
         original = Path(self.fileroot) / file.relative_to(self.folder)
-        file.write_bytes(await self._on_any_host(lambda head: read_whole(head.session, original)))
+        write_atomic(file, await self._on_any_host(lambda head: read_whole(head.session, original)))
 
     async def fetch_heldout(self, run: RunDirectory) -> None:
         """Bring the held-out trajectories of a run that was brought, where they have changed since."""
@@ -139,6 +140,7 @@ class Copies:
             if known.heldout.get(name) != fact:
                 (run.logs / name).parent.mkdir(exist_ok=True)
                 await self.fetch_step(run.logs / name)
+                known.heldout[name] = fact
         known.heldout = now
 
     async def put(self, run: RunDirectory, name: str, text: str) -> None:

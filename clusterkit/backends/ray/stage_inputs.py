@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from clusterkit.backends.base import Say
+from clusterkit.backends.base import Say, StoredInput
 from clusterkit.backends.ray.files import any_exists, run_checked
 from clusterkit.backends.ray.head import Head
 from clusterkit.provision.assets.hub import Hub
@@ -251,6 +251,31 @@ class InputStager:
                 await self.head.session.put(source, target, root=True)
 
 
+async def stored_inputs(head: Head, assets: Sequence[NodeAsset]) -> list[StoredInput]:
+    """How the storage has the models and data sets of a run; `have_assets` brings what is missing."""
+    found = []
+    for asset, problem in await _problems(head, assets):
+        if not problem:
+            found.append(StoredInput(f"{asset.kind} {asset.folder} is there"))
+        elif asset.origin is Origin.HOST:
+            found.append(StoredInput(f"{asset.kind}: {problem}", _refusal(asset, problem)))
+        else:
+            how = "would be downloaded" if asset.origin is Origin.HUB else "would be copied from this machine"
+            found.append(StoredInput(f"{asset.kind} {asset.source} {how}: {problem}"))
+    return found
+
+
+async def _problems(head: Head, assets: Sequence[NodeAsset]) -> list[tuple[NodeAsset, str]]:
+    """The models and data sets that a run itself reads, and why each cannot be used as it is; empty where it can."""
+    # The model of a judge is for whoever serves it; that may be another machine.
+    own = [asset for asset in assets if asset.setting != JUDGE]
+    return [(asset, asset_problem(asset, await look(head.session, asset))) for asset in own]
+
+
+def _refusal(asset: NodeAsset, problem: str) -> str:
+    return f"{asset.kind} {asset.name} is not on the cluster: {problem}"
+
+
 async def have_assets(head: Head, assets: Sequence[NodeAsset], say: Callable[[str], None]) -> None:
     """Have all models and data sets of a run on the storage, except the model of its judge.
 
@@ -259,12 +284,10 @@ async def have_assets(head: Head, assets: Sequence[NodeAsset], say: Callable[[st
             failed.
     """
     missing = []
-    for asset in assets:
-        if asset.setting == JUDGE:  # whoever serves it needs it; that may be another machine
-            continue
-        if said := asset_problem(asset, await look(head.session, asset)):
-            if asset.origin is Origin.HOST:
-                raise UserError(f"{asset.kind} {asset.name} is not on the cluster: {said}")
+    for asset, problem in await _problems(head, assets):
+        if problem and asset.origin is Origin.HOST:
+            raise UserError(_refusal(asset, problem))
+        if problem:
             missing.append(asset)
     if not missing:
         return

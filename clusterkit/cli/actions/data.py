@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterkit.config.resolve import resolve
 from clusterkit.data.datasets.build import build
-from clusterkit.data.datasets.prepare import make_plan
+from clusterkit.data.datasets.prepare import make_plan, refuse_unused
 from clusterkit.data.datasets.reading import ReadingShape, parse_mix, parse_sizes
 from clusterkit.data.datasets.texts import Shape
 from clusterkit.ui import output
@@ -31,6 +31,7 @@ def prepare(
     test_share: float,
     most: int,
     seed: int,
+    typed: list[str],
     *,
     force: bool,
     as_json: bool,
@@ -41,7 +42,9 @@ def prepare(
         shape: questions and documents of a text, words of a chunk.
         reading: questions of a document, number, mix and documents of traces, the last two as typed, and the share of
             the real questions that are in traces.
+        typed: names of the options that were typed.
     """
+    refuse_unused(kind, typed)
     target = out.expanduser().absolute()
     try:
         files = [source.expanduser() for source in sources]

@@ -96,7 +96,10 @@ def _of_run(one: RunOverview, named: str) -> list[tuple[str, str]]:
         return steps
     return [
         ("why it ended", command("diagnose")),
-        ("go on with it", one.again or "the same clusterkit train command again"),
+        (
+            "once put right" if one.run.is_refused else "go on with it",
+            one.again or "the same clusterkit train command again",
+        ),
     ]
 
 

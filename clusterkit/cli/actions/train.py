@@ -47,7 +47,9 @@ def train(typed: TrainOptions) -> None:
             plan = RunPlan(planned.request.config, planned.trial) if planned.trial else remote_plan(request.config)
             refused = refusal(planned.request.typed or planned.request.config, planned.trial)
             if typed.dry_run:
-                _print_plan(planned, plan, backend.where, typed.as_json)
+                stored, missing = _look(planned)
+                _print_plan(planned, plan, stored, backend.where, typed.as_json)
+                refused = refused or missing
             if refused:
                 raise refused
             if typed.dry_run:
@@ -100,15 +102,30 @@ def place_for(runs: Sequence[Resolved], typed: TrainOptions) -> Place:
     return place
 
 
-def _print_plan(planned: PlannedRun, plan: RunPlan, where: str, as_json: bool) -> None:
+def _look(planned: PlannedRun) -> tuple[list[str], UserError | None]:
+    """What the place's storage has of the run's models and data, and what the run would be refused for.
+
+    A place that cannot be asked is no error: the plan holds without it.
+    """
+    try:
+        found = planned.look()
+    except UserError as error:
+        return [f"was not asked for models and data: {str(error).splitlines()[0]}"], None
+    problem = next((one.problem for one in found if one.problem), "")
+    return [one.text for one in found], UserError(problem) if problem else None
+
+
+def _print_plan(planned: PlannedRun, plan: RunPlan, stored: list[str], where: str, as_json: bool) -> None:
     config = shown_values(planned.request.config)
     if as_json:
         counts = {"steps": plan.steps, "ranks": plan.config.ranks, "gpus": plan.config.gpus}
         facts = plan.as_dict() if planned.trial else counts
-        output.result_json({"config": config, **dict(planned.facts), "plan": facts})
+        told = {"storage": stored} if stored else {}
+        output.result_json({"config": config, **dict(planned.facts), **told, "plan": facts})
         return
     output.exact(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     lines = plan.lines() if planned.trial else plan.remote_lines(where)
+    lines += [f"{'storage':<11} {line}" for line in stored]
     title = (
         f"The plan, {where} (nothing has been written or started)" if where else "The plan (nothing has been written)"
     )

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,16 @@ class Output:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Everything that a build depends on; `notes` are for the card."""
+    """Everything that a build depends on. Settings have their options' names."""
 
     kind: str
     inputs: Sequence[Input]
     settings: dict[str, Any]
     outputs: Sequence[Output]
     left_out: int = 0
-    notes: Sequence[str] = field(default_factory=list)
+    notes: Sequence[str] = field(default_factory=list)  # for the card
+    texts: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    """How the values of settings are typed, where that is not what Python makes of them."""
 
     @property
     def key(self) -> str:
@@ -73,7 +75,8 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
         raise UserError(f"{out} holds something else: choose another folder with --out")
     if card is not None and not force and card["key"] != plan.key:
         raise UserError(
-            f"{out} was prepared from other inputs or settings: choose another folder, or replace it with --force"
+            f"{out} was prepared {_difference(card, plan)}: choose another folder with --out, or replace it with "
+            "--force"
         )
     parts = out.parent / f".{out.name}.parts-{plan.key}"
     parts.mkdir(parents=True, exist_ok=True)
@@ -103,6 +106,35 @@ def read_card(folder: Path) -> dict[str, Any] | None:
         return card if isinstance(card, dict) and "key" in card and "files" in card else None
     except (OSError, ValueError):
         return None
+
+
+def _difference(card: Mapping[str, Any], plan: BuildPlan) -> str:
+    """What a prepared folder was made with, and what a plan has in its place."""
+    if card.get("kind") != plan.kind:
+        return f"for {card.get('kind')}, not for {plan.kind}"
+    was, now = card.get("settings", {}), plan.settings
+    told = [_inputs_difference(card.get("inputs", []), plan.inputs)]
+    for name in dict.fromkeys([*was, *now]):
+        if was.get(name) != now.get(name):
+            before, after = (_typed(plan, name, one.get(name)) for one in (was, now))
+            told.append(f"with --{name.replace('_', '-')} {before}, not {after}")
+    return "; ".join(filter(None, told)) or "by another version of clusterkit, which makes other rows"
+
+
+def _inputs_difference(was: Sequence[Mapping[str, str]], now: Sequence[Input]) -> str:
+    before, after = ({i["sha256"]: i["file"] for i in was}, {i.digest: i.path.name for i in now})
+    gone = [name for digest, name in before.items() if digest not in after]
+    new = [name for digest, name in after.items() if digest not in before]
+    if gone and sorted(gone) == sorted(new):
+        return f"when {' and '.join(gone)} held something else"
+    words = (("from", gone), ("without", new))
+    return " and ".join(f"{word} {' and '.join(names)}" for word, names in words if names)
+
+
+def _typed(plan: BuildPlan, name: str, value: Any) -> str:
+    if value is None:  # a setting that is kept only where it changes something
+        return "as it is by default"
+    return plan.texts.get(name, str)(value)
 
 
 def _whole(folder: Path, card: dict[str, Any]) -> bool:

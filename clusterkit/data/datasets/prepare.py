@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,24 @@ KINDS = {
     "reading": (TEXT, "hotpotqa", "squad"),
 }
 """What can be prepared, and from which styles of input."""
+
+SETTINGS = {
+    "memagent": {"max_per_source"},
+    "memalpha": {"test_share", "max_per_source", "seed", "questions", "documents", "chunk_words"},
+    "math": {"test_share", "max_per_source", "seed"},
+    "reading": {"test_share", "seed", "per_document", "traces", "trace_mix", "trace_documents", "traced_share"},
+}
+"""What the files of each kind depend on beside the inputs."""
+
+
+def refuse_unused(kind: str, typed: Collection[str]) -> None:
+    """Raise UserError for settings, by their names, that the files of a kind do not depend on."""
+    for name in typed:
+        users = [other for other, settings in SETTINGS.items() if name in settings]
+        if users and kind in SETTINGS and kind not in users:
+            raise UserError(
+                f"--{name.replace('_', '-')} is for {', '.join(users)}, and changes nothing of {kind}: leave it out"
+            )
 
 
 def make_plan(

@@ -71,6 +71,18 @@ def parse_mix(text: str) -> tuple[float, ...]:
     return tuple(parts[name] for name in MIXES)
 
 
+def mix_text(mix: Sequence[float]) -> str:
+    """Write a mix as it is typed; one of a version with other kinds of questions as its numbers."""
+    if len(mix) != len(MIXES):
+        return ",".join(f"{part:g}" for part in mix)
+    return ",".join(f"{name}={part:g}" for name, part in zip(MIXES, mix, strict=True) if part)
+
+
+def sizes_text(sizes: Sequence[int]) -> str:
+    """Write numbers of documents as they are typed."""
+    return ",".join(map(str, sizes))
+
+
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Read `2,4,8`: numbers of documents, each at least 2. Raises UserError."""
     words = [word.strip() for word in text.split(",")]
@@ -119,7 +131,8 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
             if untraced
             else "--traced-share changes nothing: no real training question would be in the traces."
         )
-    return BuildPlan("reading", inputs, settings, outputs, left_out, notes)
+    texts = {"trace_mix": mix_text, "trace_documents": sizes_text}
+    return BuildPlan("reading", inputs, settings, outputs, left_out, notes, texts)
 
 
 def _sides(inputs: list[Input], share: float) -> tuple[Sides, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterkit.backends.records import Runs
 from clusterkit.observe.alerts.delivery import WAITS, Receiver, UndeliveredError, deliver
 from clusterkit.observe.alerts.events import Alert, Delivered, alert_of
-from clusterkit.runs.diagnose.view import explain_status
+from clusterkit.runs.diagnose.view import explain
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.status import observe
@@ -56,7 +56,7 @@ class Watcher:
         if alert is None or alert in self.delivered:
             return status.state, True
         self._mirror.fetch(self.run, logs=True)
-        return status.state, self._send(alert_of(status, explain_status(status)) or alert)
+        return status.state, self._send(alert_of(status, explain(status).lines) or alert)
 
     def watch(self, every: float, sleep: Callable[[float], None] = time.sleep) -> bool:
         """Look every so many seconds until the run is complete and that alert is delivered; errors do not end it."""

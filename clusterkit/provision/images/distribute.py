@@ -130,10 +130,8 @@ class Distribution:
         )
 
     async def _first(self, session: Session) -> tuple[Image, Method]:
-        if self.storage is not None and self.method in (Method.AUTO, Method.STORAGE):
-            for found in await archives.archives(session, self._folder):
-                if self._is_wanted(found) and (image := await self._from_archive(session, found)) is not None:
-                    return image, Method.STORAGE
+        if (image := await self.stored(session)) is not None:
+            return image, Method.STORAGE
         if is_id(self.reference):
             raise ImageError(session.host.name, f"there is no image {self.reference}", "name it by its tag or digest")
         self._digest = self._pinned.repo_digest if self._pinned else ""
@@ -141,14 +139,41 @@ class Distribution:
         image = await pull(session, self.reference, self._digest, progress=self.progress, timeout=self.timeout)
         return image, Method.PULL
 
-    async def _from_archive(self, session: Session, found: Archive) -> Image | None:
-        """Load the image from an archive of an earlier set-up; None where the archive is damaged."""
-        if not await archives.is_whole(session, found, timeout=self.timeout):
-            self._note(f"{found.path} is damaged and is not used")
+    async def stored(self, session: Session) -> Image | None:
+        """Load the image from an archive that an earlier set-up left on the storage; None where none is of use.
+
+        Raises:
+            ImageError: the host's disk is full, or no other way may be taken.
+        """
+        if self.storage is None or self.method not in (Method.AUTO, Method.STORAGE):
             return None
-        await archives.load(session, found, progress=self.progress, timeout=self.timeout)
-        image = await inspect(session, self.reference if is_tag(self.reference) else found.image_id)
-        return replace(image, reference=self.reference) if image is not None and found.holds(image) else None
+        for found in await archives.archives(session, self._folder):
+            if self.reference not in (found.reference, found.image_id):
+                continue
+            try:
+                problem = await self._problem(session, found)
+                if not problem:
+                    await archives.load(session, found, progress=self.progress, timeout=self.timeout)
+            except ImageError as error:
+                if error.disk_full or self.method is Method.STORAGE:
+                    raise
+                problem = error.message.removeprefix(f"{found.path} ")
+            image = None
+            if not problem:
+                image = await inspect(session, self.reference if is_tag(self.reference) else found.image_id)
+            if image is not None and found.holds(image):
+                return replace(image, reference=self.reference)
+            self._note(f"{session.host.name}: {found.path} is not used: {problem or 'it holds another image'}")
+        return None
+
+    async def _problem(self, session: Session, found: Archive) -> str:
+        """Why an archive of the image's name is of no use; empty where it is."""
+        if self._pinned is not None and found.content != self._pinned.content:
+            return "the lock file pins another image of that name"
+        if found.compression == "zstd" and not (await session.run("command -v zstd", timeout=30.0)).ok:
+            return "there is no zstd to unpack it with"
+        whole = await archives.is_whole(session, found, timeout=self.timeout)
+        return "" if whole else "it is damaged: size or SHA-256 are not those of its record"
 
     @property
     def _pinned(self) -> Lock | None:
@@ -163,10 +188,6 @@ class Distribution:
     def _outdated(self, image: Image) -> bool:
         """Return whether the image is not the pinned one and the pinned one has a digest to pull it by."""
         return self._pinned is not None and bool(self._pinned.repo_digest) and not self._pinned.names(image)
-
-    def _is_wanted(self, found: Archive) -> bool:
-        named = self.reference in (found.reference, found.image_id)
-        return named and (self._pinned is None or found.content == self._pinned.content)
 
     # -- every other host -------------------------------------------------------------------------------------------
 

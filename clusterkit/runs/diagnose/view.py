@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from clusterkit.config.fields import setting_text
 from clusterkit.runs.diagnose.model import BAD, PHASE_NAMES, Cause, Change, Evidence
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_command, diagnose_run, train_command
+from clusterkit.runs.diagnose.signatures import SIGNATURES
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status
@@ -67,16 +69,35 @@ def explain_failure(run: RunDirectory, killed: bool = False) -> list[str]:
     return _short_lines(diagnosis, [finding for finding in findings if not repeats(finding)])
 
 
-def explain_status(status: Status) -> list[str]:
-    """Return the short form for a run that failed, was killed or is stalled; else nothing. Never raises."""
+@dataclass(frozen=True)
+class Explanation:
+    """Why a run is in a bad way, in short."""
+
+    lines: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()  # without which it ends so again; none where they are applied, or not known
+
+
+def explain(status: Status) -> Explanation:
+    """Explain a run that failed, was killed or is stalled; other runs need none. Never raises."""
     if status.state not in BAD:
-        return []
+        return Explanation()
     try:
         diagnosis = diagnose_run(status.run, status)
+        # Its own message is shown with the run's state.
+        others = [finding for finding in diagnosis.findings if finding.id != "own-message"]
+        return Explanation(tuple(_short_lines(diagnosis, others)), _needed(diagnosis))
     except Exception:
-        return []
-    # Its own message is shown with the run's state.
-    return _short_lines(diagnosis, [finding for finding in diagnosis.findings if finding.id != "own-message"])
+        return Explanation()
+
+
+def _needed(diagnosis: Diagnosis) -> tuple[Change, ...]:
+    """The changes that a run's last message asks for; its numbers may want others, but did not end it."""
+    first = next(iter(diagnosis.findings), None)
+    if diagnosis.config is None or diagnosis.is_applied or first is None or first.applicable is None:
+        return ()
+    if first.id not in {signature.id for signature in SIGNATURES}:
+        return ()
+    return tuple(change for change in first.changes if change.applicable) if first.together else (first.applicable,)
 
 
 def findings_of(status: Status) -> list[dict[str, Any]]:
