@@ -106,7 +106,8 @@ def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
     kept, kept_at = (0, 0) if resume_steps or not starts else (int(starts[-1]), int(starts[0]))
     if finish:
         last = finish[-1]
-        reached = int(last.get("global_step") or step)
+        # Without the word of a rank 0 that hung or was killed it is the step that the attempt went on after.
+        reached = max(int(last.get("global_step") or 0), step)
         crashed = last.get("crashed") is True
         return Ended(code, str(last.get("message", "")), reached, started_at, crashed, kept, kept_at)
     message = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code} before it began"
