@@ -25,7 +25,7 @@ from trainer.configfile import read_config
 from trainer.engines.guard import die_with_parent
 from trainer.errors import UserError
 from trainer.files import last_records, sha256, write_atomic
-from trainer.launch.retries import Ended, judge
+from trainer.launch.retries import Ended, judge, retries_of
 from trainer.paths import new_attempt
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,7 +50,7 @@ class Job:
         ends: list[Ended] = []
         while True:
             ends.append(self._attempt())
-            verdict = judge(ends, self._settings.recover_retries, self._settings.recover_after)
+            verdict = judge(ends, retries_of(self._settings), self._settings.recover_after)
             code = ends[-1].code
             if verdict.wait is None:
                 if not ends[-1].final:

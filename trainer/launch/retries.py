@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer.config import RunConfig
+
 LONGEST_WAIT = 600.0
 SAME_FAILURES = 3
 """So often the same failure at the same step is one that comes again."""
@@ -54,6 +56,11 @@ class Verdict:
     reason: str
 
 
+def retries_of(config: RunConfig) -> int:
+    """Restarts that a run is allowed; none where every start is a fresh one, which throws away what was learned."""
+    return 0 if config.recover_mode == "disabled" else config.recover_retries
+
+
 def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
     """Decide after the last of `ends`, all attempts of this job.
 
@@ -65,6 +72,8 @@ def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
     last = ends[-1]
     if last.final:
         return Verdict(None, _FINAL[last.code])
+    if not retries:
+        return Verdict(None, "nothing is started again (recover_retries=0, or recover_mode=disabled)")
     same = _same_at_the_end(ends)
     limit = SAME_OUT_OF_MEMORY if _OUT_OF_MEMORY.search(last.message) else SAME_FAILURES
     if same >= limit:

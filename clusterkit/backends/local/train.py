@@ -23,7 +23,7 @@ from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.launch.job import ended, last_step
-from trainer.launch.retries import Ended, judge
+from trainer.launch.retries import Ended, judge, retries_of
 
 SHOWN_CONSOLE_LINES = 10
 
@@ -60,7 +60,7 @@ class Restarts:
     @classmethod
     def of(cls, config: RunConfig) -> Restarts:
         """As the run's settings say; none where every start is to be a fresh one."""
-        return cls(0 if config.recover_mode == "disabled" else config.recover_retries, config.recover_after)
+        return cls(retries_of(config), config.recover_after)
 
 
 def follow(

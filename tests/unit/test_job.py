@@ -1,0 +1,42 @@
+"""The job that a cluster runs: when it starts a trainer again, and what a full disk does to it.
+
+A script stands in for the trainer: it dies when it is to, and on the disk that it has filled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from trainer.config import RunConfig
+
+JOB = "import sys; from trainer.launch import job; sys.executable = sys.argv[1]; sys.exit(job.main(sys.argv[2:]))"
+
+
+def run_job(logs: Path, trainer: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    """Run a job to its end. trainer: lines of a shell, started in the run's folder."""
+    logs.mkdir(parents=True)
+    config = RunConfig.model_validate({"fileroot": str(logs), "recover_after": 0.0, **settings})
+    (logs / "config.yaml").write_text(yaml.safe_dump(config.model_dump()))
+    script = logs / "trainer.sh"
+    script.write_text(f"#!/bin/sh\ncd {logs}\n{trainer}")
+    script.chmod(0o755)
+    command = [sys.executable, "-c", JOB, str(script), str(logs / "config.yaml")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+
+
+DIES_ONCE = "[ -e died ] && exit 0\n: > died\nkill -9 $$"
+
+
+def test_a_run_that_starts_afresh_each_time_is_not_started_again(tmp_path: Path) -> None:
+    """A new start would throw away what was learned, and its recover checkpoints with it."""
+    done = run_job(tmp_path / "afresh", DIES_ONCE, recover_mode="disabled")
+    assert done.returncode == 128 + 9
+    assert "given up: nothing is started again (recover_retries=0, or recover_mode=disabled)" in done.stdout
+
+    assert run_job(tmp_path / "auto", DIES_ONCE).returncode == 0
