@@ -40,3 +40,11 @@ def test_a_run_that_starts_afresh_each_time_is_not_started_again(tmp_path: Path)
     assert "given up: nothing is started again (recover_retries=0, or recover_mode=disabled)" in done.stdout
 
     assert run_job(tmp_path / "auto", DIES_ONCE).returncode == 0
+
+
+def test_a_full_disk_costs_words_and_not_the_trainer(disk: Path) -> None:
+    """What it prints finds no room, nor does the note of how it ended: it goes on, and is started again."""
+    fills = "[ -e died ] && exit 0\n: > died\nuntil ! head -c 65536 /dev/zero 2>&- >> ballast; do :; done\n"
+    done = run_job(disk / "run", f"{fills}head -c 200000 /dev/zero && echo lived on\nrm ballast\nkill -9 $$")
+    assert "lived on" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr

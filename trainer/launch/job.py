@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -49,7 +50,10 @@ class Job:
             signal.signal(number, self._hand_on)
         ends: list[Ended] = []
         while True:
-            ends.append(self._attempt())
+            try:
+                ends.append(self._attempt())
+            except OSError as error:  # such as a disk that is full, which may have room the next time
+                ends.append(Ended(1, f"the attempt cannot be kept track of: {error}", ends[-1].step if ends else 0))
             verdict = judge(ends, retries_of(self._settings), self._settings.recover_after)
             code = ends[-1].code
             if verdict.wait is None:
@@ -79,13 +83,16 @@ class Job:
                 self._process.terminate()
             assert self._process.stdout is not None
             while data := os.read(self._process.stdout.fileno(), 65536):
-                console.write(data)
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
+                with suppress(OSError):  # words that a full disk does not take are no reason to end the training
+                    console.write(data)
+                with suppress(OSError):
+                    sys.stdout.buffer.write(data)
+                    sys.stdout.buffer.flush()
             code = self._process.wait()
         end = ended(self._logs / "metrics.jsonl", number, code, before)
         marker = {"code": code, "message": end.message, "global_step": end.step, "began": began, "ended": time.time()}
-        write_atomic(folder / "exit.json", json.dumps(marker))
+        with suppress(OSError):
+            write_atomic(folder / "exit.json", json.dumps(marker))
         return end
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
