@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import coin
@@ -20,7 +21,7 @@ import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, wait_for
 
 from trainer.serving import registry
-from trainer.serving.keeper import config_file, host_command, placed
+from trainer.serving.keeper import clear_dead, config_file, end_hosts, host_command, placed
 from trainer.serving.orphan_processes import MARK, leftovers, mark
 
 ENGINE = """#!{python}
@@ -141,3 +142,20 @@ def test_a_host_that_ends_in_order_leaves_nothing(hosts: Hosts) -> None:
     host.terminate()
     host.wait(30)
     assert registry.read(hosts.folder) == []
+
+
+def test_a_host_of_another_run_that_got_the_number_of_a_dead_one_is_left_alone(tmp_path: Path) -> None:
+    """As after a restart of the machine, where numbers are given anew."""
+    others = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", registry.HOST_MODULE])
+    try:
+        wait_for(lambda: registry.process_runs(others.pid))
+        own = registry.Registration("server-0", "vllm", "m", os.uname().nodename, others.pid, 0.0, "ready")
+        for born, living in ((registry.birth_of(others.pid), {"server-0"}), (1, set())):
+            registry.write(tmp_path, replace(own, born=born))
+            assert clear_dead(tmp_path) == living
+        registry.write(tmp_path, replace(own, born=1))
+        assert end_hosts(tmp_path) == []
+        assert others.poll() is None
+    finally:
+        others.kill()
+        others.wait()

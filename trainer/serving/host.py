@@ -46,6 +46,7 @@ class ServerHost:
             model=str(options.model),
             node=os.uname().nodename,
             pid=os.getpid(),
+            born=registry.birth_of(os.getpid()),
             started=time.time(),
             state="starting",
             gpus=options.gpus,

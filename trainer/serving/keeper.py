@@ -129,7 +129,7 @@ class HostKeeper:
             if one.state in ("leaving", "ended"):
                 return ""
         if host is None:
-            return "was killed" if one is not None and not registry.process_runs(one.pid) else ""
+            return "was killed" if one is not None and not one.host_runs() else ""
         if one is None and host.pid in self._registered:  # it was ended, and its registration removed
             return ""
         code = host.poll()
@@ -220,16 +220,16 @@ def end_hosts(folder: Path, names: set[str] | None = None) -> list[str]:
     mine = [
         one
         for one in registry.read(folder)
-        if one.node == os.uname().nodename and (names is None or one.name in names) and registry.process_runs(one.pid)
+        if one.node == os.uname().nodename and (names is None or one.name in names) and one.host_runs()
     ]
     for one in mine:
         with suppress(ProcessLookupError):
             os.kill(one.pid, signal.SIGTERM)
     deadline = time.monotonic() + END_SECONDS
-    while any(registry.process_runs(one.pid) for one in mine) and time.monotonic() < deadline:
+    while any(one.host_runs() for one in mine) and time.monotonic() < deadline:
         time.sleep(0.05)
     for one in mine:
-        if registry.process_runs(one.pid):
+        if one.host_runs():
             with suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
         registry.remove(folder, one.name)
