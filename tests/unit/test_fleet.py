@@ -288,3 +288,26 @@ def test_a_server_that_was_left_paused_joins(tmp_path: Path) -> None:
             return [server.name for server in fleet.engine.pool.usable()]
 
     assert asyncio.run(main()) == ["server-0"]
+
+
+@pytest.mark.parametrize("version", [0, 12])
+def test_a_server_that_outlived_an_attempt_gets_its_weights_anew_once(version: int, tmp_path: Path) -> None:
+    """It says a version that the run has now: of that attempt's weights, or of ones that a kill has torn."""
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, dialect = tmp_path / "servers", make_dialect("sglang")
+    model = write_model(tmp_path / "base")
+    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, model, set(), version)
+
+    async def main() -> list[int]:
+        loads, fleet = [], Fleet(engine, folder, config)
+        async with HttpStub(FaultyServer(version)) as stub:
+            one = registry.Registration("server-0", "sglang", "/m", "node", 1, 1.0, "ready", stub.url, kept=True)
+            for state in ("ready", "leaving", "ready"):
+                registry.write(folder, replace(one, base=weights_digest(model), state=state))
+                await fleet.look()
+                loads.append(stub.count("/update_weights_from_disk"))
+            assert fleet.usable() == 1
+            await engine.pool.close()
+        return loads
+
+    assert asyncio.run(main()) == [1, 1, 1]
