@@ -23,7 +23,7 @@ def run_job(logs: Path, trainer: str, **settings: object) -> subprocess.Complete
     config = RunConfig.model_validate({"fileroot": str(logs), "recover_after": 0.0, **settings})
     (logs / "config.yaml").write_text(yaml.safe_dump(config.model_dump()))
     script = logs / "trainer.sh"
-    script.write_text(f"#!/bin/sh\ncd {logs}\n{trainer}")
+    script.write_text(f"#!/bin/sh\ncd '{logs}'\n{trainer}")
     script.chmod(0o755)
     command = [sys.executable, "-c", JOB, str(script), str(logs / "config.yaml")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -48,3 +48,18 @@ def test_a_full_disk_costs_words_and_not_the_trainer(disk: Path) -> None:
     done = run_job(disk / "run", f"{fills}head -c 200000 /dev/zero && echo lived on\nrm ballast\nkill -9 $$")
     assert "lived on" in done.stdout
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_start_that_is_refused_after_the_run_had_begun_is_tried_again(tmp_path: Path) -> None:
+    """The same configuration was taken before: the storage or a GPU may be away for a while."""
+    later = "[ -e refused ] && exit 0\n[ -e died ] && : > refused && exit 2\n: > died\nkill -9 $$"
+    done = run_job(tmp_path / "later", later)
+    assert done.returncode == 0, done.stdout
+    assert "exit code 2 before it began; restart 2" in done.stdout
+
+    first = run_job(tmp_path / "first", "exit 2")
+    assert (first.returncode, first.stdout) == (2, "")
+
+    for_ever = run_job(tmp_path / "for ever", "[ -e died ] && exit 2\n: > died\nkill -9 $$")
+    assert for_ever.returncode == 2
+    assert "given up: it has failed 3 times in the same way" in for_ever.stdout

@@ -26,7 +26,7 @@ from trainer.configfile import read_config
 from trainer.engines.guard import die_with_parent
 from trainer.errors import UserError
 from trainer.files import last_records, sha256, write_atomic
-from trainer.launch.retries import Ended, judge, retries_of
+from trainer.launch.retries import REFUSED, Ended, judge, retries_of
 from trainer.paths import new_attempt
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,7 +57,7 @@ class Job:
             verdict = judge(ends, retries_of(self._settings), self._settings.recover_after)
             code = ends[-1].code
             if verdict.wait is None:
-                if not ends[-1].final:
+                if not ends[-1].final and (code != REFUSED or len(ends) > 1):
                     _say(f"given up: {verdict.reason}")
                 return code if code >= 0 else 128 - code
             _say(f"the trainer failed: {ends[-1].message or f'exit code {code}'}; {verdict.reason}")

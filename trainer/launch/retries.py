@@ -12,7 +12,10 @@ LONGEST_WAIT = 600.0
 SAME_FAILURES = 3
 """So often the same failure at the same step is one that comes again."""
 SAME_OUT_OF_MEMORY = 2
-_FINAL = {0: "completed", 2: "its configuration is refused", 130: "interrupted"}
+REFUSED = 2
+"""Exit code for what the user has to put right. Where an attempt with the same configuration was taken before, the
+storage or a GPU may be away for a while."""
+_FINAL = {0: "completed", 130: "interrupted"}
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|SIGKILL", re.IGNORECASE)
 
 
@@ -39,7 +42,7 @@ class Ended:
 
     @property
     def final(self) -> bool:
-        """Whether starting again is out of the question: done, refused, or stopped by a person."""
+        """Whether starting again is out of the question: done, or stopped by a person."""
         return self.code in _FINAL
 
     @property
@@ -72,6 +75,8 @@ def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
     last = ends[-1]
     if last.final:
         return Verdict(None, _FINAL[last.code])
+    if last.code == REFUSED and len(ends) == 1:
+        return Verdict(None, "its configuration is refused")
     if not retries:
         return Verdict(None, "nothing is started again (recover_retries=0, or recover_mode=disabled)")
     same = _same_at_the_end(ends)
