@@ -60,6 +60,12 @@ def test_a_start_that_is_refused_after_the_run_had_begun_is_tried_again(tmp_path
     first = run_job(tmp_path / "first", "exit 2")
     assert (first.returncode, first.stdout) == (2, "")
 
-    for_ever = run_job(tmp_path / "for ever", "[ -e died ] && exit 2\n: > died\nkill -9 $$")
-    assert for_ever.returncode == 2
-    assert "given up: it has failed 3 times in the same way" in for_ever.stdout
+
+def test_what_a_start_needs_is_waited_for_as_long_as_restarts_are_allowed(tmp_path: Path) -> None:
+    """An hour without the storage is no reason to give up weeks; what no attempt has come beyond is, after three."""
+    trained = 'echo \'{"kind": "attempt", "attempt": 1, "resume_step": 0}\' >> metrics.jsonl'
+    for first, restarts in ((trained, "4 restarts (recover_retries)"), ("", "it has failed 3 times in the same way")):
+        lines = f"[ -e died ] && exit 2\n: > died\n{first}\nkill -9 $$"
+        done = run_job(tmp_path / restarts[:2], lines, recover_retries=4)
+        assert done.returncode == 2
+        assert f"given up: {restarts}" in done.stdout

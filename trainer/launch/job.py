@@ -53,7 +53,8 @@ class Job:
             try:
                 ends.append(self._attempt())
             except OSError as error:  # such as a disk that is full, which may have room the next time
-                ends.append(Ended(1, f"the attempt cannot be kept track of: {error}", ends[-1].step if ends else 0))
+                step = ends[-1].step if ends else 0
+                ends.append(Ended(1, f"the attempt cannot be kept track of: {error}", step, began=False))
             verdict = judge(ends, retries_of(self._settings), self._settings.recover_after)
             code = ends[-1].code
             if verdict.wait is None:
@@ -111,14 +112,15 @@ def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
     step = steps[-1] if steps else started_at
     starts = [record.get("recover_step") or 0 for record in records if record.get("phase") == "supervised"]
     kept, kept_at = (0, 0) if resume_steps or not starts else (int(starts[-1]), int(starts[0]))
+    began = bool(resume_steps or starts or steps)  # of a long attempt the tail has steps alone
     if finish:
         last = finish[-1]
         # Without the word of a rank 0 that hung or was killed it is the step that the attempt went on after.
         reached = max(int(last.get("global_step") or 0), step)
         crashed = last.get("crashed") is True
-        return Ended(code, str(last.get("message", "")), reached, started_at, crashed, kept, kept_at)
+        return Ended(code, str(last.get("message", "")), reached, started_at, crashed, kept, kept_at, began)
     message = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code} before it began"
-    return Ended(code, message, step, started_at, kept=kept, kept_at=kept_at)
+    return Ended(code, message, step, started_at, kept=kept, kept_at=kept_at, began=began)
 
 
 def last_step(metrics: Path) -> int:

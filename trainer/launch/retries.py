@@ -25,6 +25,7 @@ class Ended:
 
     started_at: step that it went on after. crashed: it says that a new start may help, without a change of settings.
     kept, kept_at: steps of a supervised start that its recover checkpoints hold at the end, and at the beginning.
+    began: it came to train, or to its supervised start.
     """
 
     code: int
@@ -34,6 +35,7 @@ class Ended:
     crashed: bool = False
     kept: int = 0
     kept_at: int = 0
+    began: bool = True
 
     @property
     def crash(self) -> bool:
@@ -81,7 +83,8 @@ def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
         return Verdict(None, "nothing is started again (recover_retries=0, or recover_mode=disabled)")
     same = _same_at_the_end(ends)
     limit = SAME_OUT_OF_MEMORY if _OUT_OF_MEMORY.search(last.message) else SAME_FAILURES
-    if same >= limit:
+    # Where an attempt came further than the start before, what it needs may be away for an hour: that is waited for.
+    if same >= limit and (last.began or not any(end.began for end in ends)):
         where = f"in its supervised start, after step {last.kept}" if last.kept else f"after step {last.step}"
         return Verdict(None, f"it has failed {same} times in the same way {where}")
     stuck = _without_progress(ends)
