@@ -10,9 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.files import sha256
+from trainer.launch.job import install
+from trainer.locks import hold
 
 JOB = "import sys; from trainer.launch import job; sys.executable = sys.argv[1]; sys.exit(job.main(sys.argv[2:]))"
 
@@ -69,3 +74,17 @@ def test_what_a_start_needs_is_waited_for_as_long_as_restarts_are_allowed(tmp_pa
         done = run_job(tmp_path / restarts[:2], lines, recover_retries=4)
         assert done.returncode == 2
         assert f"given up: {restarts}" in done.stdout
+
+
+def test_a_run_that_was_started_in_another_way_keeps_its_configuration(tmp_path: Path) -> None:
+    """It would go on with the other one where its trainer is started again."""
+    config, other = tmp_path / "config.yaml", tmp_path / "other.yaml"
+    config.write_text("seed: 1\n")
+    other.write_text("seed: 2\n")
+    with (tmp_path / "run.lock").open("a+b") as lock:
+        hold(lock)
+        with pytest.raises(UserError, match=f"already being trained .process {os.getpid()} of its host"):
+            install(config, other, sha256(other))
+    assert config.read_text() == "seed: 1\n"
+    install(config, other, sha256(other))
+    assert config.read_text() == "seed: 2\n"

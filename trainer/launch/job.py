@@ -27,6 +27,7 @@ from trainer.engines.guard import die_with_parent
 from trainer.errors import UserError
 from trainer.files import last_records, sha256, write_atomic
 from trainer.launch.retries import REFUSED, Ended, judge, retries_of
+from trainer.locks import HeldError, hold
 from trainer.paths import new_attempt
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -134,7 +135,11 @@ def _say(text: str) -> None:
 
 
 def install(config: Path, submitted: Path, digest: str) -> None:
-    """Make the submitted file the run's configuration. Raises UserError where its hash is another."""
+    """Make the submitted file the run's configuration.
+
+    Raises:
+        UserError: its hash is another, or the run is at work.
+    """
     try:
         found = sha256(submitted)
     except FileNotFoundError:
@@ -144,6 +149,13 @@ def install(config: Path, submitted: Path, digest: str) -> None:
             f"{submitted} is not what this job was submitted with (SHA-256 {digest[:12]}…, found {found[:24]}…): "
             "nothing was started; give the train command again"
         )
+    try:
+        with config.with_name("run.lock").open("a+b") as lock:
+            hold(lock)
+    except HeldError as error:  # started in another way: its own restarts must not go on with these settings
+        raise UserError(
+            f"{config.parent} is already being trained (process {error.holder or '?'} of its host): nothing was started"
+        ) from None
     write_atomic(config, submitted.read_text(encoding="utf-8"))
 
 
