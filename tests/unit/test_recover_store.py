@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 import warnings
 from pathlib import Path
@@ -16,6 +17,7 @@ from trainer.config import RunConfig
 from trainer.errors import RunError, UserError
 from trainer.files import sha256
 from trainer.paths import RunPaths
+from trainer.rollout.record import write_records
 from trainer.runs import begin
 from trainer.train.distributed import single_world
 from trainer.train.learner import Learner
@@ -203,3 +205,16 @@ def test_trajectories_without_their_progress_are_not_removed(tmp_path: Path) -> 
         (folder / f"step_{number}.jsonl.zst").touch()
     with pytest.raises(UserError, match=r"progress.json is missing, and there are trajectories: put it back"):
         begin(config, paths)
+
+
+def test_trajectories_are_durable_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """progress.json counts them, and outlives a power failure."""
+    synced, sync = {}, os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_records(path := tmp_path / "rollouts" / "step_1.jsonl.zst", [{"task_id": "t"}])
+    assert synced[path.stat().st_ino] == path.stat().st_size > 0
