@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import coin
 import psutil
@@ -21,7 +22,7 @@ import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, wait_for
 
 from trainer.serving import registry
-from trainer.serving.keeper import clear_dead, config_file, end_hosts, host_command, placed
+from trainer.serving.keeper import HostKeeper, clear_dead, config_file, end_hosts, host_command, placed
 from trainer.serving.orphan_processes import MARK, leftovers, mark
 
 ENGINE = """#!{python}
@@ -159,3 +160,27 @@ def test_a_host_of_another_run_that_got_the_number_of_a_dead_one_is_left_alone(t
     finally:
         others.kill()
         others.wait()
+
+
+@pytest.mark.parametrize(("steady", "starts"), [(301.0, 5), (299.0, 3)])
+def test_a_host_that_is_killed_once_a_week_is_not_given_up(
+    steady: float, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, started = 0.0, list[subprocess.Popen[bytes]]()
+    monkeypatch.setattr("trainer.serving.keeper.time", SimpleNamespace(monotonic=lambda: now, time=lambda: now))
+
+    def start(_: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sh", "-c", "kill -9 $$"]))
+        started[-1].wait()
+        return started[-1]
+
+    keeper = HostKeeper(tmp_path, restarts=2, start=start)
+    keeper.keep("server-0")
+    for _ in range(4):
+        now += steady
+        keeper.look()
+        now += 60.0  # the longest wait
+        keeper.look()
+    assert len(started) == starts
+    given_up = [one.reason for one in registry.read(tmp_path) if one.state == "ended"]
+    assert given_up == ([] if starts == 5 else [f"its host was ended by SIGKILL (log: {tmp_path}/server-0.host.log)"])

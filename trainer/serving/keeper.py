@@ -34,6 +34,8 @@ LOOK_SECONDS = 1.0
 GONE_SECONDS = 6.0
 """How long a server whose host was killed takes to end and free its GPU's memory (see engines/guard.py)."""
 LONGEST_WAIT = 60.0
+STEADY_SECONDS = 300.0
+"""After so long a server, or its host, has started well, and its next death counts as the first."""
 
 
 def config_file(config: RunConfig, folder: Path) -> Path:
@@ -77,7 +79,8 @@ class HostKeeper:
         self.folder, self.restarts, self._start = folder, restarts, start
         self.hosts: dict[str, subprocess.Popen[bytes] | None] = {}
         """By name; None where an earlier attempt has started the host."""
-        self._killed: Counter[str] = Counter()
+        self._killed: Counter[str] = Counter()  # soon after their start, in a row
+        self._since: dict[str, float] = {}  # when each was started
         self._due: dict[str, float] = {}
         self._registered: set[int] = set()
         self._ending = threading.Event()
@@ -85,7 +88,7 @@ class HostKeeper:
 
     def keep(self, name: str, running: bool = False) -> None:
         """Keep the host of this name from now on; start it unless it is `running` already."""
-        self.hosts[name] = None if running else self._start(name)
+        self.hosts[name], self._since[name] = None if running else self._start(name), time.monotonic()
 
     def watch(self) -> None:
         """Check the hosts in a thread until `close`."""
@@ -105,9 +108,9 @@ class HostKeeper:
             if name in self._due:
                 if now >= self._due[name]:
                     del self._due[name]
-                    self.hosts[name] = self._start(name)
+                    self.hosts[name], self._since[name] = self._start(name), now
             elif how := self._how_killed(name, found.get(name)):
-                self._killed[name] += 1
+                self._killed[name] = 1 if now - self._since[name] > STEADY_SECONDS else self._killed[name] + 1
                 if self._killed[name] > self.restarts:
                     log.error("engine server %s is given up: its host %s", name, how)
                     fresh = Registration(name, "", "", os.uname().nodename, 0, time.time(), "ended")
