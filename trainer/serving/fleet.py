@@ -105,7 +105,7 @@ class Fleet:
 
     async def _look(self) -> list[Registration]:
         found = await asyncio.to_thread(registry.read, self.folder)
-        ready = {one.name: one for one in found if one.state == "ready"}
+        ready = {one.name: one for one in found if one.state == "ready" and not one.out_of_reach}
         for name, (started, server) in list(self._joined.items()):
             now = ready.get(name)
             if now is None or now.started != started or server.problem:

@@ -163,6 +163,13 @@ class LocalServers:
         self._keeper = HostKeeper(self.folder, config.serving.restarts, self._start)
 
     def __enter__(self) -> LocalServers:
+        for one in registry.read(self.folder):  # servers of mode=local listen for their own machine alone
+            if one.name in self._places and not one.here:
+                log.warning(
+                    "%s was started on %s, where this machine cannot ask it: it is started here. Should it still run "
+                    "there, end its host, process %d", one.name, one.node, one.pid,
+                )  # fmt: skip
+                registry.remove(self.folder, one.name)
         running = clear_dead(self.folder)
         if others := running & self._places.keys() & with_other_weights(self.config, self.model):
             end_hosts(self.folder, others)

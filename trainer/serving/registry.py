@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from trainer.files import write_atomic
 
@@ -80,9 +81,19 @@ class Registration:
         prepared = versions <= self.versions and (not self.targets or set(targets) <= set(self.targets))
         return self.adapters == adapters and prepared and (self.base == base or unknown)
 
+    @property
+    def here(self) -> bool:
+        """Whether it is on this machine. A container that was made anew is another one, mostly by its name, too."""
+        return self.node == os.uname().nodename
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether it listens on another machine's loopback address, where this machine would ask somebody else."""
+        return not self.here and urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
+
     def alive_here(self) -> bool:
         """Whether its host process runs, as far as this machine can tell; one on another machine counts as alive."""
-        return self.node != os.uname().nodename or self.host_runs()
+        return not self.here or self.host_runs()
 
     def host_runs(self) -> bool:
         """Whether its host process runs on this machine, and is no other server's that got the number later."""
