@@ -16,7 +16,8 @@ from evaluation.methods import make_reader
 from evaluation.plan import Row
 from evaluation.progress import say
 from evaluation.runner import Loaded, Runner
-from trainer.errors import UserError
+from evaluation.steps import weights_stamp
+from trainer.errors import RunError, UserError
 from trainer.grading.pool import GradingPool
 from trainer.train.adapterfiles import whole_model
 from trainer.train.model import load_tokenizer
@@ -25,17 +26,27 @@ SHOWN_PROMPT = 20_000
 
 
 def ask(
-    config: EvalConfig, kind: str, folder: Path, rows: list[Row], place: Path, stop: Callable[[], bool]
+    config: EvalConfig,
+    kind: str,
+    folder: Path,
+    stamp: list[tuple[str, int, int, int]],
+    rows: list[Row],
+    place: Path,
+    stop: Callable[[], bool],
 ) -> tuple[dict[str, str], float]:
     """Get the answers that rows lack, and grade them.
+
+    Args:
+        stamp: of the folder's weights (`weights_stamp`), as rows are named after them.
 
     Returns:
         Versions of the engine's software, and seconds without loading.
 
     Raises:
         UserError: a row cannot be asked.
-        RunError: the engine does not start, or answers are missing.
+        RunError: the engine does not start, the weights were replaced before it had read them, or answers are missing.
     """
+    checkpoint = folder
     folder = whole_model(folder, config.cache_dir)
     tokenizer = load_tokenizer(folder)
     window = context_window(folder, config.server)
@@ -44,6 +55,11 @@ def ask(
 
     async def run(grader: Grader) -> tuple[dict[str, str], float]:
         async with open_engine(config, kind, folder, tokenizer, place / "servers", stop) as opened:
+            if weights_stamp(checkpoint) != stamp:
+                raise RunError(
+                    f"{checkpoint} was replaced while it was read: nothing was asked, as the answers would be kept for "
+                    "the weights of before. The same command asks those that are there now"
+                )
             say(f"engine {kind} is ready: {missing} answers to get")
             for one in loaded:
                 _begin(one, opened.versions)

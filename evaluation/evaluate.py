@@ -17,7 +17,7 @@ from evaluation.plan import RECORDS, Row, choose_kind, make_rows
 from evaluation.progress import say
 from evaluation.record import digest, disk_failure, output_lock
 from evaluation.results import RESULTS, find_results, read_results, row_results
-from evaluation.steps import checkpoint_sha256, keep_scores, told_base
+from evaluation.steps import checkpoint_sha256, keep_scores, told_base, weights_stamp
 from trainer.assets import resolve_model
 from trainer.files import write_atomic
 from trainer.machine import commit
@@ -36,6 +36,7 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
     earlier = [(name, read_results(find_results(name))) for name in config.compare]
     with output_lock(output):
         base = told_base(folder, config.cache_dir)
+        stamp = weights_stamp(folder)  # before its hash, which takes a while
         checkpoint = checkpoint_sha256(folder, config.cache_dir)
         kind = choose_kind(config.server)
         rows = make_rows(config, checkpoint, kind)
@@ -46,7 +47,7 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
         if unfinished:
             from evaluation.asking import ask  # noqa: PLC0415 (PyTorch, which answers from the record do without)
 
-            versions, seconds = ask(config, kind, folder, unfinished, place, stop)
+            versions, seconds = ask(config, kind, folder, stamp, unfinished, place, stop)
         else:
             say("every answer is in the record: nothing is asked again")
         results = _results(config, folder, checkpoint, kind, rows) | {"versions": _versions() | versions}

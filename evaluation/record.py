@@ -18,8 +18,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from trainer.disk import file_failure
 from trainer.errors import UserError
@@ -50,7 +51,7 @@ class Lines:
 
     path: Path
     entries: dict[Key, dict[str, Any]]
-    _file: IO[bytes] | None = None
+    _file: FileIO | None = None
 
     @classmethod
     def read(cls, path: Path) -> Lines:
@@ -66,15 +67,16 @@ class Lines:
         return cls(path, entries)
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Append an entry and flush it to the operating system. Raises RunError on a full disk."""
+        """Append an entry, past any buffer of ours. Raises RunError on a full disk."""
         line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         try:
             if self._file is None:
-                self._file = self.path.open("ab")
+                # Past any buffer: what a full disk does not take would be written when it is closed, and fail there.
+                self._file = self.path.open("ab", buffering=0)
                 if self._file.tell() and not _ends_with_newline(self.path):
                     line = b"\n" + line
-            self._file.write(line)
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
         except OSError as error:
             raise disk_failure(self.path, error) from error
         self.entries[str(entry["id"]), str(entry["sample"])] = entry

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from evaluation.progress import say
+from evaluation.steps import weights_stamp
 from trainer.engines.base import EngineGoneError
 from trainer.engines.dialect import Kind
 from trainer.engines.http import Server
@@ -14,7 +15,7 @@ from trainer.engines.launching import launch
 from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerProcess
 from trainer.engines.served import ServedEngine
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 from trainer.types import Completion, SamplingParams
 
 POLL_SECONDS = 0.2
@@ -33,6 +34,7 @@ class KeptServers:
         self.served, self.kind, self.options, self.restarts = engine, kind, options, restarts
         self._running: dict[str, ServerProcess] = {}
         self._keepers: list[asyncio.Task[None]] = []
+        self._stamps = [weights_stamp(one.model) for one in options]
 
     async def start(self) -> list[str]:
         """Start all servers; returns the versions of their software.
@@ -92,6 +94,8 @@ class KeptServers:
             process = None
             try:
                 fresh, self._running[options.name] = await launch(self.kind, options)
+                if weights_stamp(options.model) not in self._stamps:
+                    raise RunError(f"the weights in {options.model} were replaced: it would answer for others")
                 await self.served.join(fresh)
             except UserError as error:
                 server.problem = f"it did not start again: {error}"

@@ -70,6 +70,15 @@ def keep_scores(results: dict[str, Any], place: Path) -> Path | None:
     return file
 
 
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
+
+
+def weights_stamp(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Name, size, time and inode of every file of weights: whether they are still those that were there."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    return [(path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path in files for stat in [path.stat()]]
+
+
 _KINDS = (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt", ".gguf")
 
 

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
-from realparts import data_is_missing, write_jsonl
+from realparts import data_is_missing, require, write_jsonl
 
 # How long an example takes says nothing on a busy machine.
 hypothesis.settings.register_profile(
@@ -112,3 +113,16 @@ def mini_hotpotqa(tmp_path: Path) -> Path:
     write_jsonl(folder / "questions.jsonl", questions)
     write_jsonl(folder / "documents.jsonl", documents)
     return folder
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of its own, so that a full disk is a real one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    require(not made.returncode, f"a real full disk needs the right to mount a tmpfs: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=300)

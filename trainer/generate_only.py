@@ -74,6 +74,11 @@ def find_rollouts(config: RunConfig, paths: RunPaths) -> Start:
     except FileNotFoundError:
         if config.recover_mode == "resume":
             raise UserError(f"there are no trajectories under {folder} to go on from: leave recover_mode out") from None
+        if (folder / step_file(2)).exists():  # the first is written before this file is
+            raise UserError(
+                f"{folder / PROGRESS} is missing, and there are trajectories: put it back, or start afresh with "
+                "recover_mode=disabled (which removes them) or another trial_name"
+            ) from None
         return Start(None)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(

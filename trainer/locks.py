@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from typing import BinaryIO
 
 MOUNT = "mount it with working ones (NFS 3: with rpc-statd, without nolock; Lustre: -o flock)"
+LOOK_SECONDS = 10.0
+"""So long a look at a lock may take, on a network file system that is slow."""
 _LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -31,7 +34,7 @@ def hold(file: BinaryIO, content: str | None = None) -> None:
         OSError: the file system has no locks (ENOLCK), or no room.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
     except BlockingIOError:
         file.seek(0)
         raise HeldError(file.read(4096).decode(errors="replace").strip()) from None
@@ -46,6 +49,24 @@ def hold(file: BinaryIO, content: str | None = None) -> None:
     # Past the file's buffer: what a full disk does not take would be tried again when it is closed, and fail there.
     os.ftruncate(file.fileno(), 0)
     os.write(file.fileno(), (f"{os.getpid()}\n" if content is None else content).encode())
+
+
+def _lock(file: BinaryIO) -> None:
+    """Take the lock; who looks at it, as `clusterkit status` does again and again, has a share of it for a moment.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    deadline = time.monotonic() + LOOK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails where it is no mere look
+            fcntl.flock(file, fcntl.LOCK_UN)
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def _held_by_nobody(file: BinaryIO) -> bool:

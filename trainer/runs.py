@@ -36,11 +36,12 @@ def begin(config: RunConfig, paths: RunPaths) -> Start:
     custom.check(config)
     if config.trainer.type == "null":
         return find_rollouts(config, paths)
+    metrics = paths.logs / "metrics.jsonl"
     if not config.supervised.dataset:
-        return find_start(config, paths.recover)
+        return find_start(config, paths.recover, metrics)
     # What recover_mode=resume asks for may be a recover checkpoint of the supervised start.
     early = config.recover_mode == "resume" and not Slots(paths.recover).occupied()
-    start = Start(None) if early else find_start(config, paths.recover)
+    start = Start(None) if early else find_start(config, paths.recover, metrics)
     find_supervised(config, goes_on=start.slot is not None)
     return start
 

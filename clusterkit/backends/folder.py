@@ -16,6 +16,7 @@ from clusterkit.runs.diagnose.model import BAD
 from clusterkit.runs.diagnose.view import findings_of
 from clusterkit.runs.directory import RunDirectory, folder_of_runs, runs
 from clusterkit.runs.holder import holder_of
+from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.status import find_run, observe
 from clusterkit.runs.train_command import recorded_command
 from clusterkit.ui.run_status import status_lines
@@ -30,7 +31,7 @@ class FolderBackend:
     def __init__(self, place: Place, say: Say) -> None:
         self.place, self.say = place, say
         self.stack = ExitStack()
-        self._watched: dict[RunSelector, RunDirectory] = {}
+        self._watched: dict[RunSelector, tuple[RunDirectory, MetricsTail, History]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -72,8 +73,12 @@ class FolderBackend:
 
     def status(self, selector: RunSelector) -> Observation:
         """See `Backend.status`."""
-        run = self._watched.setdefault(selector, self._watched.get(selector) or self._find(selector))
-        seen = observe(run, time.time())
+        if selector not in self._watched:
+            run = self._find(selector)
+            self._watched[selector] = run, MetricsTail(run.metrics), History()
+        run, tail, history = self._watched[selector]  # what was read before is not read again: it may take seconds
+        history.extend(tail.read())
+        seen = observe(run, time.time(), history)
         facts = {**seen.as_dict(), "diagnosis": findings_of(seen)}
         lines = status_lines(seen, self.words(run), recorded_command(seen.history, run))
         return Observation(facts, lines, int(seen.state in BAD), not seen.alive)

@@ -32,6 +32,9 @@ FILEROOT = "choose another folder with --fileroot FOLDER"
 HOLDER_FILE = ".holder"
 """File in the local copy of a remote run that names the process that works on it: locks say nothing over here."""
 
+CLOCK_FILE = ".clock"
+"""File in the local copy of a remote run: the seconds by which the clock there is ahead of this machine's."""
+
 
 def folder_of_runs(fileroot: str | None) -> Path:
     """Return where this machine's runs are, for --fileroot as typed."""
@@ -160,6 +163,14 @@ class RunDirectory:
     def is_refused(self) -> bool:
         """Whether the newest attempt ended because of its settings or files: unchanged, the next one ends so, too."""
         return self.exit_code((self.attempt_numbers() or [0])[-1]) == UserError.exit_code
+
+    @property
+    def clock_ahead(self) -> float:
+        """Seconds by which the clock that the run's records have their times from is ahead of this machine's."""
+        try:
+            return float((self.logs / CLOCK_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0.0
 
     def saved_values(self) -> dict[str, Any]:
         """Return the values of config.yaml, with which the run was last started; empty if it cannot be read."""

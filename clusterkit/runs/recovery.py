@@ -13,6 +13,7 @@ from clusterkit.config.fields import applies, setting_text
 from clusterkit.config.overrides import parse_overrides, to_config
 from clusterkit.config.presets import nest
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.log.metrics import read_history
 from trainer.checkpoint.fingerprint import changes, fingerprint
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
@@ -51,7 +52,8 @@ class Check:
         if self._goes_on_supervised:
             return "no step of reinforcement has a recover checkpoint: a start goes on with its supervised start"
         if slot is None:
-            return "there is no recover checkpoint: a start begins at the beginning"
+            gone, none = "its recover checkpoints have gone: a start is refused", "there is no recover checkpoint"
+            return gone if self._lost else f"{none}: a start begins at the beginning"
         if self.config.recover_mode == "disabled":
             return "recover_mode=disabled: a start begins at the beginning"
         if self.differences:
@@ -81,7 +83,15 @@ class Check:
     def _goes_on_supervised(self) -> bool:
         return not self.found["slots"] and self.run.keeps_supervised and self.config.recover_mode != "disabled"
 
+    @property
+    def _lost(self) -> bool:
+        """Whether its records tell of recover checkpoints, and none is there."""
+        written = bool(read_history(self.run.metrics).recovers)
+        return written and not self.found["slots"] and self.config.recover_mode != "disabled"
+
     def _advice_without_checkpoint(self) -> str:
+        if self._lost:
+            return f"put {self.found['folder']} back; to start afresh: recover_mode=disabled, or trial_name=NEW"
         if self._goes_on_supervised:
             return "repeat the train command; it compares the settings and the bytes of the supervised start"
         afresh = "recover_mode=disabled, or trial_name=NEW" if self.found["slots"] else "the train command"

@@ -110,12 +110,12 @@ def observe(run: RunDirectory, now: float, history: History | None = None, holde
     """Observe a run by its directory.
 
     Args:
-        now: Unix seconds.
+        now: Unix seconds, by this machine's clock.
         history: its records, if they were read already.
         holder: the process that works on it, if its locks cannot tell (a copy of a run on other machines).
     """
     history = read_history(run.metrics) if history is None else history
-    holder = holder or holder_of(run)
+    holder, now = holder or holder_of(run), now + run.clock_ahead
     state, message = with_queue_state(run, *_judge(run, history, holder, now))
     return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now)
 

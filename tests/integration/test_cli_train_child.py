@@ -73,9 +73,11 @@ if mode == "config":
     sys.exit(2)
 if mode == "traceback":
     raise RuntimeError("a fault nobody caught")
-if mode in ("crashes", "faults") and os.environ["CLUSTERKIT_ATTEMPT"] == "1":
+if mode == "crashes, is refused" and os.environ["CLUSTERKIT_ATTEMPT"] == "2":
+    sys.exit(2)
+if mode.startswith(("crashes", "faults")) and os.environ["CLUSTERKIT_ATTEMPT"] == "1":
     checkpoint()
-    if mode == "crashes":
+    if mode != "faults":
         os.kill(os.getpid(), signal.SIGKILL)
     record("finish", status="failed", global_step=2, message="AcceleratorError: CUDA error 77", crashed=True)
     print("error: AcceleratorError: CUDA error 77", file=sys.stderr)
@@ -320,6 +322,15 @@ def test_a_trainer_that_crashed_is_started_again(tmp_path: Path, mode: str, caus
     assert told in err
     assert told in (operator.run.logs / "main.log").read_text()
     assert told in "\n".join(status_lines(observe(operator.run, time.time())))
+
+
+def test_a_new_start_that_is_refused_is_tried_again(tmp_path: Path) -> None:
+    """The first was not, with the same configuration: storage or a GPU may be away for a while."""
+    with operating(tmp_path, "crashes, is refused") as operator:
+        code, _, outcome, _ = operator.end()
+
+    assert (code, outcome["status"]) == (0, "completed")
+    assert operator.run.attempt_numbers() == [1, 2, 3]
 
 
 def test_a_trainer_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ tests/gpu/test_weights.py shows it there. The run, its learner at rest, the publ
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -43,7 +44,7 @@ def test_server_and_trainer_take_turns_and_agree_at_the_end(rig: Servers, tmp_pa
     config = small_config(*SETTINGS, f"fileroot={tmp_path / 'runs'}")
     paths, server = RunPaths.of(config), rig.start()
     paths.logs.mkdir(parents=True)
-    node = registry.Registration(server.name, "sglang", "", "node", 1, time.time(), "ready", server.url)
+    node = registry.Registration(server.name, "sglang", "", os.uname().nodename, 1, time.time(), "ready", server.url)
     registry.write(registry.folder_of(paths.logs), node)
     start = digest_of(folder_tensors(rig.folder))
 

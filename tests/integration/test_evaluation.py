@@ -6,11 +6,12 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from httpstub import Answer, HttpStub, StubThread
 from runs import ENVIRONMENT, REPOSITORY, wait_for
 
 from evaluation.config import EvalConfig
+from evaluation.engines import Opened, open_engine
 from evaluation.evaluate import evaluate
 from evaluation.record import output_lock
 from trainer.config_lora import LoraConfig
@@ -127,8 +129,6 @@ def test_other_inputs_never_take_over_old_answers(recall_model: Path, tmp_path: 
 
 
 def test_another_checkpoint_is_asked_anew_though_its_folder_has_the_name(recall_model: Path, tmp_path: Path) -> None:
-    import shutil  # noqa: PLC0415
-
     model = tmp_path / "model"
     shutil.copytree(recall_model, model)
     first = evaluate(recall_config(model, tmp_path / "out"))
@@ -157,6 +157,28 @@ def test_an_adapter_is_scored_with_the_base_that_is_named_in_its_results(
     said = f"{tmp_path / 'adapter'} is an adapter: it is merged into its base model, {recall_model}\n"
     assert capsys.readouterr().err.count(said) == 1
     assert results_of(evaluate(recall_config(recall_model, tmp_path / "out", **settings)))["base_model"] is None
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_asked_under_its_old_name(
+    recall_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a training that was killed, goes on from an earlier step and writes the checkpoint again."""
+    model, weights = tmp_path / "model", tmp_path / "model" / "model.safetensors"
+    shutil.copytree(recall_model, model)
+
+    @asynccontextmanager
+    async def replaced_first(*arguments: Any) -> AsyncIterator[Opened]:
+        shutil.copy(weights, tmp_path / "new")
+        (tmp_path / "new").rename(weights)
+        async with open_engine(*arguments) as opened:
+            yield opened
+
+    with monkeypatch.context() as patched:
+        patched.setattr("evaluation.asking.open_engine", replaced_first)
+        with pytest.raises(RunError, match="was replaced while it was read: nothing was asked"):
+            evaluate(recall_config(model, tmp_path / "out"))
+    assert lines_of(tmp_path / "out") == []
+    assert results_of(evaluate(recall_config(model, tmp_path / "out")))["status"] == "complete"
 
 
 def test_more_samples_are_added_to_those_that_are_there(recall_model: Path, tmp_path: Path) -> None:
@@ -290,8 +312,6 @@ def make_pointer(folder: Path) -> None:
 def test_what_is_no_checkpoint_is_told_before_anything_is_asked(
     chat_model: Path, tmp_path: Path, change: Callable[[Path], None], message: str
 ) -> None:
-    import shutil  # noqa: PLC0415
-
     model = tmp_path / "model"
     shutil.copytree(chat_model, model)
     change(model)

@@ -9,12 +9,10 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from realparts import require
 from run_writer import RunWriter
 
 from clusterkit.cli.main import main
@@ -26,19 +24,6 @@ FAULT = "fault of clusterkit"
 ROOT = os.geteuid() == 0
 AS_ANYONE = ["setpriv", "--inh-caps=-dac_override", "--bounding-set=-dac_override"] if ROOT else []
 """Without this right root is as bound by permissions as anyone."""
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of its own, so that a full disk is a real one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
-    )
-    require(not made.returncode, f"a real full disk needs the right to mount a tmpfs: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=300)
 
 
 def fill(disk: Path) -> None:

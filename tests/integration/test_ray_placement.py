@@ -73,6 +73,39 @@ def placed(environment: dict[str, str], ranks: int, allocation: str) -> list[lis
     return found
 
 
+ENDED = """
+import sys, time
+from pathlib import Path
+import ray
+from trainer.launch import ray_servers
+
+class Host:
+    def stop(self, mine, other):
+        Path(mine).touch()
+        while not Path(other).exists():
+            time.sleep(0.05)
+        Path(mine).with_suffix(".ended").touch()
+
+class Handle:
+    def __init__(self, *files):
+        self.stop, self.actor, self.files = self, ray.remote(Host).remote(), files
+    def remote(self):
+        return self.actor.stop.remote(*self.files)
+
+ray.init(address="auto", log_to_driver=False)
+one, two = sys.argv[1:]
+ray_servers.ACTOR_END_SECONDS = 20.0
+ray_servers.end_actors([Handle(one, two), Handle(two, one)])
+"""
+
+
+def test_servers_end_at_the_same_time_however_many_there_are(environment: dict[str, str], tmp_path: Path) -> None:
+    """Each of two ends when the other has been told to; one after the other they would both be killed."""
+    words = [sys.executable, "-c", ENDED, str(tmp_path / "one"), str(tmp_path / "two")]
+    subprocess.run(words, env=environment, timeout=120, check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two", "one.ended", "two.ended"}
+
+
 def test_tensor_parallel_ranks_share_a_host_and_the_head_is_spared(environment: dict[str, str]) -> None:
     assert placed(environment, 4, "sglang:d4+fsdp:d2t2") == [
         ["127.0.0.3", "0"], ["127.0.0.3", "1"], ["127.0.0.2", "0"], ["127.0.0.2", "1"],

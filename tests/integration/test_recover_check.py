@@ -83,8 +83,12 @@ def test_damage_is_found_and_the_other_slot_would_serve(tmp_path: Path, writer: 
 
 def test_nothing_there(tmp_path: Path) -> None:
     assert "no runs found under" in check(tmp_path, code=1)["error"]
-    RunWriter(tmp_path).config().attempt().steps(1, 1)
+    writer = RunWriter(tmp_path).config().attempt().steps(1, 1)
     assert "there is no recover checkpoint" in check(tmp_path, code=1)["verdict"]
+    writer.record("recover", global_step=1)
+    found = check(tmp_path, code=1)
+    assert found["verdict"] == "its recover checkpoints have gone: a start is refused"
+    assert f"put {writer.run.recover} back" in found["advice"]
     assert "no run */nope" in check(tmp_path, "--trial", "nope", code=1)["error"]
     assert "unknown preset" in check(tmp_path, "--preset", "tyni", code=2)["error"]
 

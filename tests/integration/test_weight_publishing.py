@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import threading
 import time
@@ -246,7 +247,7 @@ def test_a_run_that_is_to_stop_waits_for_no_server_and_keeps_the_version(rig: Se
 
 def test_a_server_that_comes_back_with_torn_weights_is_given_them_anew(rig: Servers, tmp_path: Path) -> None:
     torn, one, folder = rig.start(refuse_at=2), trainer(rig, tmp_path), tmp_path / "servers"
-    node = registry.Registration(torn.name, "sglang", "", "node", 1, time.time(), "ready", torn.url)
+    node = registry.Registration(torn.name, "sglang", "", os.uname().nodename, 1, time.time(), "ready", torn.url)
     registry.write(folder, node)
     fleet = Fleet(rig.engine, folder, small_parts().config)
     rig.loop.run(fleet.look())
@@ -264,7 +265,9 @@ def test_rollouts_go_on_when_their_only_server_is_replaced(rig: Servers, tmp_pat
     folder = tmp_path / "servers"
 
     def register(server: Server) -> None:
-        node = registry.Registration(server.name, "sglang", "", "node", 1, time.time(), "ready", server.url)
+        node = registry.Registration(
+            server.name, "sglang", "", os.uname().nodename, 1, time.time(), "ready", server.url
+        )
         registry.write(folder, node)
 
     register(rig.start())

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from trainer.engines.http import Server
-from trainer.engines.launching import tie
+from trainer.engines.launching import launch, tie
+from trainer.engines.options import ServerOptions
 from trainer.engines.process import ServerCommand, ServerProcess, ServerStartError, free_port, log_cause
 
 REPOSITORY = Path(__file__).parents[2]
@@ -135,6 +136,31 @@ def test_a_server_deaf_to_sigterm_is_killed(tmp_path: Path) -> None:
     asyncio.run(process.stop())
     assert not process.running
     assert "was stopped" in process.how_it_ended()
+
+
+SGLANG = """#!/bin/sh
+while [ "$1" != --port ]; do [ $# != 0 ] || exit 0; shift; done
+exec {python} -c "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+SimpleHTTPRequestHandler.do_GET = lambda self: (self.send_response(200), self.end_headers())
+HTTPServer(('127.0.0.1', $2), SimpleHTTPRequestHandler).serve_forever()"
+"""
+
+
+def test_sglang_is_not_waited_for_until_it_looks_for_sigterm(tmp_path: Path) -> None:
+    """It looks every five seconds, waits five more while a request is under way, and then kills its processes."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "model.safetensors").touch()
+    (program := tmp_path / "python").write_text(SGLANG.format(python=sys.executable))
+    program.chmod(0o755)
+
+    async def started_and_stopped() -> float:
+        _, process = await launch("sglang", ServerOptions(tmp_path, tmp_path / "log", python=str(program)))
+        began = time.monotonic()
+        await process.stop()
+        return time.monotonic() - began
+
+    assert asyncio.run(started_and_stopped()) < 4
 
 
 @pytest.mark.parametrize("killed", ["trainer", "guard"])

@@ -14,8 +14,9 @@ import pytest
 from clusterkit.evaluate.curve import points_of
 from evaluation import metrics, table
 from evaluation.intervals import compare
-from evaluation.record import RowRecord, text_sha
+from evaluation.record import Lines, RowRecord, text_sha
 from evaluation.results import row_results
+from trainer.errors import RunError
 
 
 @pytest.mark.parametrize(("samples", "right"), [(4, 0), (4, 1), (4, 4), (6, 2), (7, 5), (32, 3)])
@@ -256,3 +257,17 @@ def test_results_are_compared_question_by_question(tmp_path: Path) -> None:
     assert found["p_value"] == pytest.approx(0.5)
     json.dumps(found)
     assert "earlier" in table.comparison_table([found])
+
+
+def test_a_full_disk_is_told_once_and_what_was_written_stays(disk: Path) -> None:
+    """Not again in other words when the record is closed, which would hide the way out."""
+    lines = Lines.read(disk / "samples.jsonl")
+
+    def fill() -> None:
+        for number in range(1 << 10):
+            lines.append({"id": str(number), "sample": "greedy", "text": "x" * 3000})
+
+    with pytest.raises(RunError, match="no space left on its disk"):
+        fill()
+    lines.close()
+    assert len(Lines.read(lines.path).entries) == len(lines.entries) > 100

@@ -79,6 +79,42 @@ class Ended:
         """It has ended."""
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_server_that_comes_back_with_other_weights_is_not_asked(
+    replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = chat_checkpoint(tmp_path / "model")
+
+    async def run() -> bool:
+        starts: list[str] = []
+
+        async def launch(_: str, options: ServerOptions) -> tuple[Server, Ended]:
+            starts.append(options.name)
+            if len(starts) > 1 and replaced:
+                (model / "model.safetensors").write_bytes(b"others")
+            return Server(options.name, "http://127.0.0.1:9"), Ended()
+
+        monkeypatch.setattr("evaluation.servers.launch", launch)
+        engine = ServedEngine(ServerPool("/health"), make_dialect("sglang"), model, {0})
+
+        async def join(server: Server) -> str:
+            engine.pool.add(server)
+            return "1.0"
+
+        monkeypatch.setattr(engine, "join", join)
+        servers = KeptServers("sglang", engine, [ServerOptions(model, tmp_path / "log")], restarts=1)
+        await servers.start()
+        engine.pool.servers[0].discard("it is lost")
+        async with asyncio.timeout(60):
+            while not engine.pool.usable() and servers._may_come_back():
+                await asyncio.sleep(0.01)
+        back = bool(engine.pool.usable())
+        await servers.close()
+        return back
+
+    assert asyncio.run(run()) is not replaced
+
+
 def test_a_server_that_does_not_start_again_is_given_up_after_so_many_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

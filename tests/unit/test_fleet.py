@@ -196,7 +196,7 @@ def test_a_server_that_fails_to_answer_while_it_joins_is_tried_again_and_one_tha
         nonlocal now
         seen = []
         async with HttpStub(failing := Failing()) as stub:
-            one = registry.Registration("server-0", "sglang", "/m", "node", 1, 1.0, "ready", stub.url)
+            one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
             registry.write(folder, replace(one, base=weights_digest(engine.model)))
             fleet = Fleet(engine, folder, config)
             for now in (0.0, 4.0, 6.0, 15.0, 17.0):
@@ -231,7 +231,9 @@ def test_a_server_whose_connection_broke_in_a_load_comes_back(tmp_path: Path, mo
         faults = [Gone(), Gone()]
         async with HttpStub(faults[0]) as first, HttpStub(faults[1]) as second:
             for number, stub in enumerate((first, second)):
-                one = registry.Registration(f"server-{number}", "sglang", "/m", "node", 1, 1.0, "ready", stub.url)
+                one = registry.Registration(
+                    f"server-{number}", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url
+                )
                 registry.write(folder, replace(one, base=weights_digest(engine.model)))
             fleet = Fleet(engine, folder, config)
             await fleet.look()
@@ -280,7 +282,7 @@ def test_a_server_that_was_left_paused_joins(tmp_path: Path) -> None:
 
     async def main() -> list[str]:
         async with HttpStub(Paused()) as stub:
-            one = registry.Registration("server-0", "sglang", "/m", "node", 1, 1.0, "ready", stub.url)
+            one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
             registry.write(folder, replace(one, base=weights_digest(engine.model)))
             fleet = Fleet(engine, folder, config)
             await fleet.look()
@@ -288,3 +290,57 @@ def test_a_server_that_was_left_paused_joins(tmp_path: Path) -> None:
             return [server.name for server in fleet.engine.pool.usable()]
 
     assert asyncio.run(main()) == ["server-0"]
+
+
+@pytest.mark.parametrize("version", [0, 12])
+def test_a_server_that_outlived_an_attempt_gets_its_weights_anew_once(version: int, tmp_path: Path) -> None:
+    """It says a version that the run has now: of that attempt's weights, or of ones that a kill has torn."""
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, dialect = tmp_path / "servers", make_dialect("sglang")
+    model = write_model(tmp_path / "base")
+    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, model, set(), version)
+
+    async def main() -> list[int]:
+        loads, fleet = [], Fleet(engine, folder, config)
+        async with HttpStub(FaultyServer(version)) as stub:
+            one = registry.Registration(
+                "server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url, kept=True
+            )
+            for state in ("ready", "leaving", "ready"):
+                registry.write(folder, replace(one, base=weights_digest(model), state=state))
+                await fleet.look()
+                loads.append(stub.count("/update_weights_from_disk"))
+            assert fleet.usable() == 1
+            await engine.pool.close()
+        return loads
+
+    assert asyncio.run(main()) == [1, 1, 1]
+
+
+def test_servers_of_a_machine_or_container_that_is_gone_are_started_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their registrations stay; at their address, which only that machine could ask, somebody else may listen here."""
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, model = registry.folder_of(RunPaths.of(config).logs), write_model(tmp_path / "base")
+    dialect, begun = make_dialect("vllm"), list[str]()
+
+    def start(_: LocalServers, name: str) -> Any:
+        begun.append(name)
+        return SimpleNamespace(pid=0, poll=lambda: 0, terminate=lambda: None, wait=lambda _: 0)
+
+    monkeypatch.setattr(LocalServers, "_start", start)
+
+    async def main() -> int:
+        async with HttpStub(FaultyServer()) as somebody:
+            for name in ("server-0", "server-7"):
+                one = registry.Registration(name, "vllm", str(model), "a-pod-of-before", 7, 1.0, "ready", somebody.url)
+                registry.write(folder, replace(one, base=weights_digest(model)))
+            with LocalServers(config, model):
+                assert begun == ["server-0"]
+                engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, model, set())
+                await Fleet(engine, folder, config).look()
+                await engine.pool.close()
+            return len(somebody.seen)
+
+    assert asyncio.run(main()) == 0

@@ -403,8 +403,8 @@ def test_a_run_is_refused_where_the_judge_lists_its_model_and_answers_no_chat(
     asyncio.run(ask())
 
 
-def put_registration(folder: Path, name: str, state: registry.State, url: str) -> None:
-    registry.write(folder, registry.Registration(name, "vllm", "/models/small", "node", 1, 0.0, state, url))
+def put_registration(folder: Path, name: str, state: registry.State, url: str, base: str = "") -> None:
+    registry.write(folder, registry.Registration(name, "vllm", "/models/small", "node", 1, 0.0, state, url, base=base))
 
 
 def test_registered_judges_are_found_by_experiment_and_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -425,6 +425,21 @@ def test_registered_judges_are_found_by_experiment_and_trial(tmp_path: Path, cap
             assert newer in one.client.urls()
 
     asyncio.run(ask())
+
+
+def test_answers_of_a_judge_are_not_those_of_other_weights_at_its_place(tmp_path: Path) -> None:
+    async def ask() -> list[str]:
+        async with Judge(says("first"), model="models/small") as server:
+            config = judged_config(tmp_path)
+            folder, answers = judges_folder(tmp_path, user_name(), config.experiment_name, config.trial_name), []
+            for base, replies in (("a" * 64, "first"), ("a" * 64, "later"), ("b" * 64, "second")):
+                put_registration(folder, "judge-0", "ready", server.url, base)
+                one = await asyncio.to_thread(make_served_reader, config)
+                server.answers = [says(replies)]
+                answers.append(await one.answer("Where?", MEMORY))
+            return answers
+
+    assert asyncio.run(ask()) == ["first", "first", "second"]
 
 
 def test_an_address_that_is_none_is_refused() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nolocks
 import pytest
 
+from clusterkit.runs.directory import lock_holder
 from trainer.locks import HeldError, hold
 
 
@@ -27,8 +30,27 @@ def test_who_holds_it_is_told_and_it_is_free_when_the_file_is_closed(tmp_path: P
     assert path.read_text() == "me\n"
 
 
+def test_somebody_who_looks_at_it_is_no_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that is started again while `clusterkit status` looks was refused for good."""
+    path = tmp_path / "lock"
+    path.touch()
+    with path.open("rb") as looking, path.open("a+b") as ours:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        waits = []
+
+        def look_ends(seconds: float) -> None:
+            waits.append(seconds)
+            fcntl.flock(looking, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(time, "sleep", look_ends)
+        hold(ours)
+        assert len(waits) == 1
+        assert lock_holder(path) == f"process {os.getpid()}"
+
+
 FULL = """
 import resource, signal, sys
+from clusterkit.runs.directory import lock_holder
 from trainer.locks import hold
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a disk that takes nothing

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import CrashError, RunError, UserError
+from trainer.launch import ranks
 from trainer.launch.ranks import conclude
+from trainer.signals import StopFlag
 
 ENDS = """
 import sys
@@ -51,3 +53,14 @@ def test_other_errors_are_none(kind: type[UserError], tmp_path: Path) -> None:
     with pytest.raises(kind) as told:
         conclude(tmp_path, {0: kind.exit_code}, 2)
     assert type(told.value) is kind
+
+
+def test_ranks_that_wait_for_a_lost_one_are_killed_sooner_than_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 300.0)  # others may see what the failed one has seen, and tell of it
+    waiting = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"])
+    lost = subprocess.Popen(["sh", "-c", "kill -9 $$"])
+    assert ranks._wait([waiting, lost], StopFlag()) == {1: -9}
+    assert waiting.returncode == -9
+    assert ranks.patience({1: 1}) == 300.0

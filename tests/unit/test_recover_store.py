@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 import warnings
 from pathlib import Path
@@ -13,8 +14,11 @@ import torch
 from trainer.checkpoint import recover
 from trainer.checkpoint.recover import RecoverStore, RunState
 from trainer.config import RunConfig
-from trainer.errors import RunError
+from trainer.errors import RunError, UserError
 from trainer.files import sha256
+from trainer.paths import RunPaths
+from trainer.rollout.record import write_records
+from trainer.runs import begin
 from trainer.train.distributed import single_world
 from trainer.train.learner import Learner
 from trainer.warmup.tiny import make_lm, make_tokenizer
@@ -174,3 +178,43 @@ def test_one_rank_is_not_warned_of_having_no_process_group(tmp_path: Path) -> No
         slot, _ = store.newest()
         assert slot is not None
         store.load(learner, slot)
+
+
+def test_a_run_whose_recover_checkpoints_have_gone_does_not_begin_again_without_a_word(tmp_path: Path) -> None:
+    """As where its other folders were moved, or the storage of this one is not mounted: a start would overwrite."""
+    paths = RunPaths.of(config := RunConfig(fileroot=str(tmp_path)))
+    paths.logs.mkdir(parents=True)
+    metrics = paths.logs / "metrics.jsonl"
+    metrics.write_text(json.dumps({"kind": "step", "global_step": 2}) + "\n")
+    assert begin(config, paths).slot is None  # killed before its first checkpoint
+
+    with metrics.open("a") as file:
+        file.writelines(json.dumps({"kind": "recover", "global_step": step}) + "\n" for step in (3, 5))
+        file.write('{"kind": "recover", "glob')  # torn by a kill
+    with pytest.raises(UserError, match=r"written a recover checkpoint of step 5, and there is none under .*run1: put"):
+        begin(config, paths)
+    assert begin(config.model_copy(update={"recover_mode": "disabled"}), paths).slot is None
+
+
+def test_trajectories_without_their_progress_are_not_removed(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"fileroot": str(tmp_path), "trainer": {"type": "null"}})
+    paths = RunPaths.of(config)
+    (folder := paths.logs / "rollouts").mkdir(parents=True)
+    for number in (1, 2):
+        assert begin(config, paths).done == 0  # killed between the first step's file and its progress
+        (folder / f"step_{number}.jsonl.zst").touch()
+    with pytest.raises(UserError, match=r"progress.json is missing, and there are trajectories: put it back"):
+        begin(config, paths)
+
+
+def test_trajectories_are_durable_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """progress.json counts them, and outlives a power failure."""
+    synced, sync = {}, os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_records(path := tmp_path / "rollouts" / "step_1.jsonl.zst", [{"task_id": "t"}])
+    assert synced[path.stat().st_ino] == path.stat().st_size > 0

@@ -42,6 +42,22 @@ def test_restarts_that_bring_steps_are_not_counted() -> None:
     assert judge(ends, 3, 1.0).wait == 1
 
 
+def test_steps_count_where_rank_0_could_not_tell_of_them(tmp_path: Path) -> None:
+    """Rank 0 hangs on its GPU where another is lost: the last record then has the step that was gone on after."""
+    metrics, ends = tmp_path / "metrics.jsonl", []
+    for attempt, resumed in enumerate([490, 990, 1490, 1990], start=1):
+        records = [
+            {"kind": "attempt", "resume_step": resumed},
+            {"kind": "step", "global_step": resumed + 510},
+            {"kind": "finish", "status": "failed", "global_step": resumed, "message": "rank 3 of 4 was lost"},
+        ]
+        with metrics.open("a") as file:
+            file.writelines(json.dumps(record | {"attempt": attempt}) + "\n" for record in records)
+        ends.append(ended(metrics, attempt, 1, 0))
+        assert judge(ends, 2, 10.0).wait == 10
+    assert [end.step for end in ends] == [1000, 1500, 2000, 2500]
+
+
 def test_same_failure_at_the_same_step_is_tried_three_times() -> None:
     ends = [failed(7, f"rank {n} failed: NaN in loss at 0x{n}f") for n in range(3)]
     assert judge(ends[:2], 10, 1.0).wait is not None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +16,17 @@ from typing import cast
 
 import pytest
 from localsession import LocalSession
+from run_writer import RunWriter
 
 from clusterkit.backends.ray.files import listing
 from clusterkit.backends.ray.head import Head
-from clusterkit.backends.ray.mirror import _is_record
+from clusterkit.backends.ray.mirror import Copies, _is_record
 from clusterkit.backends.ray.storage import fetch_records
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.status import observe
 from clusterkit.ssh.api import Result, Session
+from clusterkit.ssh.selection import Selection
 
 
 class Unprivileged(LocalSession):
@@ -89,9 +95,27 @@ def test_a_copy_says_whether_a_supervised_start_has_begun_and_is_done(there: Run
 def test_its_progress_is_noticed_and_its_own_numbers_are_not_brought(there: RunDirectory) -> None:
     def records() -> set[str]:
         head = Head(cast("Session", Unprivileged()), Cluster(name="lab", hosts=(Host(name="here"),)), "")
-        return {name for name in asyncio.run(listing(head, there)) if _is_record(name)}
+        return {name for name in asyncio.run(listing(head, there))[0] if _is_record(name)}
 
     assert records() == {"config.yaml"}
     write(there.recover / "supervised" / "LATEST")
     write(there.logs / "supervised" / "start.json")
     assert records() == {"config.yaml", "supervised/LATEST", "supervised/start.json"}
+
+
+def test_a_cluster_whose_clock_is_behind_does_not_make_its_run_stalled(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "there")
+    writer.clock -= 3600.0 + 8.0
+    writer.attempt().steps(1, 2)  # by a clock that is an hour behind, this very moment
+    (tmp_path / "date").write_text("#!/bin/sh\nPATH=/usr/bin:/bin exec date -d '-1 hour' \"$@\"\n")
+    (tmp_path / "date").chmod(0o755)
+    session = Unprivileged(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    cluster = Cluster(name="lab", hosts=(Host(name="here"),))
+    copies = Copies(cast("Selection", SimpleNamespace(cluster=cluster)), tmp_path / "copy", str(tmp_path / "there"))
+    local = replace(writer.run, fileroot=tmp_path / "copy")
+    asyncio.run(copies.update(Head(cast("Session", session), cluster, ""), local))
+
+    seen = observe(local, time.time(), holder="job 1")
+    assert seen.state == "running"
+    assert seen.silence is not None
+    assert seen.silence < 60

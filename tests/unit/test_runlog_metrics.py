@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_writer import RunWriter
 
+from clusterkit.backends.base import Log
+from clusterkit.cli.actions import logs
 from clusterkit.observe.report.page import content as page_of
 from clusterkit.observe.report.source import RunReader
 from clusterkit.runs.directory import hold_lock
@@ -57,6 +59,41 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(line[20:])
     assert [record["global_step"] for record in tail.read()] == [1]
+    assert tail.damaged == 0
+
+
+def test_a_log_that_is_cut_short_while_it_is_followed_goes_on_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As logrotate does with copytruncate."""
+    path, shown = tmp_path / "main.log", []
+    path.write_text("the first line\n")
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.01)
+
+    def write(data: bytes) -> None:
+        shown.append(data)
+        if len(shown) == 2:
+            raise KeyboardInterrupt
+        path.write_text("new\n")
+
+    log = Log(path, lambda: path.stat().st_size, lambda offset, most: path.read_bytes()[offset : offset + most])
+    with pytest.raises(KeyboardInterrupt):
+        logs._show(log, 5, True, write)
+    assert shown == [b"the first line\n", b"new\n"]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_file_that_was_cut_short_is_read_on_from_its_end(left: int, tmp_path: Path) -> None:
+    """As the trainer takes back a record that finds no room on the disk; 0: another file has its place."""
+    path, lines = tmp_path / "metrics.jsonl", [_line("step", global_step=number) for number in (1, 2, 3)]
+    path.write_bytes(lines[0] + lines[1] + lines[2][:20])
+    tail = MetricsTail(path)
+    assert len(tail.read()) == 2
+    path.write_bytes(lines[0] + lines[1] + lines[2][:left] if left else b"")
+    assert tail.read() == []
+    with path.open("ab") as file:
+        file.write(lines[2][left:])
+    assert [record["global_step"] for record in tail.read()] == [3]
     assert tail.damaged == 0
 
 

@@ -12,7 +12,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import coin
 import psutil
@@ -20,7 +22,7 @@ import pytest
 from runs import ENVIRONMENT, REPOSITORY, Trial, wait_for
 
 from trainer.serving import registry
-from trainer.serving.keeper import config_file, host_command, placed
+from trainer.serving.keeper import HostKeeper, clear_dead, config_file, end_hosts, host_command, placed
 from trainer.serving.orphan_processes import MARK, leftovers, mark
 
 ENGINE = """#!{python}
@@ -141,3 +143,44 @@ def test_a_host_that_ends_in_order_leaves_nothing(hosts: Hosts) -> None:
     host.terminate()
     host.wait(30)
     assert registry.read(hosts.folder) == []
+
+
+def test_a_host_of_another_run_that_got_the_number_of_a_dead_one_is_left_alone(tmp_path: Path) -> None:
+    """As after a restart of the machine, where numbers are given anew."""
+    others = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", registry.HOST_MODULE])
+    try:
+        wait_for(lambda: registry.process_runs(others.pid))
+        own = registry.Registration("server-0", "vllm", "m", os.uname().nodename, others.pid, 0.0, "ready")
+        for born, living in ((registry.birth_of(others.pid), {"server-0"}), (1, set())):
+            registry.write(tmp_path, replace(own, born=born))
+            assert clear_dead(tmp_path) == living
+        registry.write(tmp_path, replace(own, born=1))
+        assert end_hosts(tmp_path) == []
+        assert others.poll() is None
+    finally:
+        others.kill()
+        others.wait()
+
+
+@pytest.mark.parametrize(("steady", "starts"), [(301.0, 5), (299.0, 3)])
+def test_a_host_that_is_killed_once_a_week_is_not_given_up(
+    steady: float, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, started = 0.0, list[subprocess.Popen[bytes]]()
+    monkeypatch.setattr("trainer.serving.keeper.time", SimpleNamespace(monotonic=lambda: now, time=lambda: now))
+
+    def start(_: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sh", "-c", "kill -9 $$"]))
+        started[-1].wait()
+        return started[-1]
+
+    keeper = HostKeeper(tmp_path, restarts=2, start=start)
+    keeper.keep("server-0")
+    for _ in range(4):
+        now += steady
+        keeper.look()
+        now += 60.0  # the longest wait
+        keeper.look()
+    assert len(started) == starts
+    given_up = [one.reason for one in registry.read(tmp_path) if one.state == "ended"]
+    assert given_up == ([] if starts == 5 else [f"its host was ended by SIGKILL (log: {tmp_path}/server-0.host.log)"])

@@ -80,6 +80,12 @@ def test_only_a_job_that_may_be_requeued_goes_back_into_the_queue() -> None:
     assert "scontrol requeue" in text(SlurmOptions(requeue=True))
 
 
+@pytest.mark.parametrize("wishes", [SlurmOptions(requeue=True), SlurmOptions(options=("--requeue",))])
+def test_a_job_that_comes_back_from_the_queue_may_not_start_afresh_there(wishes: SlurmOptions) -> None:
+    with pytest.raises(UserError, match="each return from the queue would start afresh"):
+        text(wishes, recover_mode="disabled")
+
+
 @pytest.mark.parametrize("option", ["mem=0", "--mem=0\nrm -rf /", ""])
 def test_an_option_that_sbatch_would_not_take(option: str) -> None:
     with pytest.raises(UserError, match="as sbatch takes it"):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from run_writer import RunWriter
 
+from clusterkit.backends.base import Place, RunSelector
+from clusterkit.backends.table import open_backend
 from clusterkit.runs.directory import hold_lock
 from clusterkit.runs.status import Status, find_run, observe
 from clusterkit.ui.run_status import engine_text, status_lines
@@ -223,3 +225,15 @@ def test_a_finished_run_shows_its_own_measure_not_the_last_line_of_its_table(tmp
     writer.record("eval", chunks=0, blank_memory=True, accuracy=0.0, **measured).finish("completed", 3, "")
 
     assert "held-out     75.0% of 128 tasks after step 3" in _text(observe(writer.run, writer.clock + 5))
+
+
+def test_a_run_that_is_watched_is_read_on_not_anew(tmp_path: Path) -> None:
+    """The records of a hundred thousand steps take seconds each time."""
+    writer = RunWriter(tmp_path).attempt().steps(1, 3)
+    with open_backend(Place(fileroot=str(tmp_path)), print) as backend:
+        assert backend.status(RunSelector()).facts["progress"]["global_step"] == 3
+        writer.run.metrics.write_bytes(b" " * writer.run.metrics.stat().st_size)
+        writer.steps(4, 5)
+        facts = backend.status(RunSelector()).facts
+    assert facts["progress"]["global_step"] == 5
+    assert facts["history"]["task_reward"] == [0.01, 0.02, 0.03, 0.04, 0.05]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,15 @@ class Start:
         return self.slot.state.global_step if self.slot else self.done
 
 
-def find_start(config: RunConfig, recover: Path) -> Start:
+def find_start(config: RunConfig, recover: Path, metrics: Path | None = None) -> Start:
     """The newest whole slot that fits the configuration. Changes nothing on disk.
 
+    Args:
+        metrics: the run's records, which tell of checkpoints that have gone.
+
     Raises:
-        UserError: a checkpoint is demanded and missing, none is whole, or it was written with other settings.
+        UserError: a checkpoint is demanded and missing, one was written and has gone, none is whole, or it was written
+            with other settings.
     """
     store = Slots(recover)
     if config.recover_mode == "disabled":
@@ -58,6 +63,12 @@ def find_start(config: RunConfig, recover: Path) -> Start:
                 + "".join(f"\n  {p}" for p in problems)
                 + "\nnothing was changed. To start afresh: recover_mode=disabled, or another trial_name"
             )
+        if step := _last_written(metrics):
+            raise UserError(
+                f"this run has written a recover checkpoint of step {step}, and there is none under {recover}: put the "
+                "folder back (was it left behind when the run was moved, or is its storage not mounted?). Nothing was "
+                "changed. To start afresh: recover_mode=disabled, or another trial_name"
+            )
         return _from_another(config)
     changed = differences(slot.fingerprint, fingerprint(config))
     if changed:
@@ -67,6 +78,19 @@ def find_start(config: RunConfig, recover: Path) -> Start:
             "trial_name=NEW, or recover_mode=disabled"
         )
     return Start(slot, tuple(f"{p}; going on from {slot.name} (step {slot.state.global_step})" for p in problems))
+
+
+def _last_written(metrics: Path | None) -> int:
+    """Step of the last recover checkpoint that a run's records tell of; 0 without one."""
+    step = 0
+    if metrics is None or not metrics.exists():
+        return 0
+    with metrics.open("rb") as lines:
+        for line in lines:
+            if b'"kind": "recover"' in line:
+                with suppress(ValueError, KeyError, TypeError):
+                    step = int(json.loads(line)["global_step"])
+    return step
 
 
 def _from_another(config: RunConfig) -> Start:

@@ -56,6 +56,8 @@ class Dialect(Protocol):
     tried_versions: tuple[str, ...]
     idle_variable: str
     """Environment variable that tells a server after how many seconds to close an idle connection."""
+    grace: float = 5.0
+    """Seconds between SIGTERM and SIGKILL when a server is ended."""
     shares_batches: bool
     """Whether the server itself reads once what prompts begin with that come at the same moment."""
     adapter_routes: AdapterRoutes

@@ -37,7 +37,7 @@ async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProc
         port = options.port or free_port(options.host)
         argv = (options.python, *dialect.argv(options, port), *adapted.flags, *options.flags)
         environment = {**dialect.environment(options), **adapted.environment, **options.env}
-        process = ServerProcess(ServerCommand(options.name, argv, options.log, environment)).start()
+        process = ServerProcess(ServerCommand(options.name, argv, options.log, environment, dialect.grace)).start()
         url = f"http://{options.host}:{port}"
         try:
             await process.wait_ready(url + dialect.health_path, options.start_seconds)

@@ -32,6 +32,7 @@ class SGLangDialect(Dialect):
     idle_variable = "SGLANG_TIMEOUT_KEEP_ALIVE"
     module = "sglang"
     tried_versions = TRIED_VERSIONS
+    grace = 0.5  # it looks for SIGTERM every 5 s, and then kills its processes, too, once nothing is asked of it
     # Its lpm policy holds such prompts back where it knows not even their first 32 tokens, and instructions it knows.
     shares_batches = False
     extra = (

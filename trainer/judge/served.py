@@ -19,6 +19,7 @@ from trainer.judge.client import ChatClient, Timeouts, UnreachableError, verify_
 from trainer.judge.reader import TooLate, Unanswered, words_of
 from trainer.judge.servers import judge_urls, judges_folder
 from trainer.paths import cache_folder, user_name
+from trainer.serving import registry
 
 log = logging.getLogger(__name__)
 
@@ -213,14 +214,19 @@ def make_served_reader(config: RunConfig) -> ServedReader:
             f"{config.experiment_name}/{config.trial_name} --model-path {judge.model or 'NAME'}`, "
             "on a cluster with --cluster NAME, or name a server with judge.url=http://HOST:PORT"
         )
-    return connect(judge, urls, lambda: find_urls(config), cache_folder(config))
+    bases = set() if judge.url else {one.base for one in registry.read(registry_of(config)) if one.state == "ready"}
+    weights = bases.pop() if len(bases) == 1 else ""
+    return connect(judge, urls, lambda: find_urls(config), cache_folder(config), weights)
 
 
-def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequence[str]], cache: Path) -> ServedReader:
+def connect(
+    judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequence[str]], cache: Path, weights: str = ""
+) -> ServedReader:
     """Make a reader over servers.
 
     Args:
         again: addresses for later requests: servers may come back elsewhere.
+        weights: digest of what they serve, where it is known: another model may have the name one day.
 
     Raises:
         UserError: no server answers a chat, or one serves another model than is wanted or than the others.
@@ -238,7 +244,8 @@ def connect(judge: JudgeConfig, urls: Sequence[str], again: Callable[[], Sequenc
         raise away
     if len(set(names)) > 1:
         raise UserError(f"the judges serve different models ({', '.join(names)}): let all of them serve one")
-    kept = AnswerCache(cache / "judge" / re.sub(r"[^\w.-]", "_", names[0])) if judge.cache else None
+    place = re.sub(r"[^\w.-]", "_", names[0]) + (f"-{weights[:12]}" if weights else "")
+    kept = AnswerCache(cache / "judge" / place) if judge.cache else None
     client = ChatClient(again, names[0], judge.concurrency, Timeouts(judge.timeout_s, judge.wait_s), kept)
     return ServedReader(client, judge.top_k, judge.answer_tokens, judge.answer_temperature, judge.verdict_tokens)
 

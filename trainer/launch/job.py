@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,7 +26,8 @@ from trainer.configfile import read_config
 from trainer.engines.guard import die_with_parent
 from trainer.errors import UserError
 from trainer.files import last_records, sha256, write_atomic
-from trainer.launch.retries import Ended, judge
+from trainer.launch.retries import REFUSED, Ended, judge, retries_of
+from trainer.locks import HeldError, hold
 from trainer.paths import new_attempt
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,11 +51,15 @@ class Job:
             signal.signal(number, self._hand_on)
         ends: list[Ended] = []
         while True:
-            ends.append(self._attempt())
-            verdict = judge(ends, self._settings.recover_retries, self._settings.recover_after)
+            try:
+                ends.append(self._attempt())
+            except OSError as error:  # such as a disk that is full, which may have room the next time
+                step = ends[-1].step if ends else 0
+                ends.append(Ended(1, f"the attempt cannot be kept track of: {error}", step, began=False))
+            verdict = judge(ends, retries_of(self._settings), self._settings.recover_after)
             code = ends[-1].code
             if verdict.wait is None:
-                if not ends[-1].final:
+                if not ends[-1].final and (code != REFUSED or len(ends) > 1):
                     _say(f"given up: {verdict.reason}")
                 return code if code >= 0 else 128 - code
             _say(f"the trainer failed: {ends[-1].message or f'exit code {code}'}; {verdict.reason}")
@@ -79,13 +85,16 @@ class Job:
                 self._process.terminate()
             assert self._process.stdout is not None
             while data := os.read(self._process.stdout.fileno(), 65536):
-                console.write(data)
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
+                with suppress(OSError):  # words that a full disk does not take are no reason to end the training
+                    console.write(data)
+                with suppress(OSError):
+                    sys.stdout.buffer.write(data)
+                    sys.stdout.buffer.flush()
             code = self._process.wait()
         end = ended(self._logs / "metrics.jsonl", number, code, before)
         marker = {"code": code, "message": end.message, "global_step": end.step, "began": began, "ended": time.time()}
-        write_atomic(folder / "exit.json", json.dumps(marker))
+        with suppress(OSError):
+            write_atomic(folder / "exit.json", json.dumps(marker))
         return end
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
@@ -104,13 +113,15 @@ def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:
     step = steps[-1] if steps else started_at
     starts = [record.get("recover_step") or 0 for record in records if record.get("phase") == "supervised"]
     kept, kept_at = (0, 0) if resume_steps or not starts else (int(starts[-1]), int(starts[0]))
+    began = bool(resume_steps or starts or steps)  # of a long attempt the tail has steps alone
     if finish:
         last = finish[-1]
-        reached = int(last.get("global_step") or step)
+        # Without the word of a rank 0 that hung or was killed it is the step that the attempt went on after.
+        reached = max(int(last.get("global_step") or 0), step)
         crashed = last.get("crashed") is True
-        return Ended(code, str(last.get("message", "")), reached, started_at, crashed, kept, kept_at)
+        return Ended(code, str(last.get("message", "")), reached, started_at, crashed, kept, kept_at, began)
     message = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code} before it began"
-    return Ended(code, message, step, started_at, kept=kept, kept_at=kept_at)
+    return Ended(code, message, step, started_at, kept=kept, kept_at=kept_at, began=began)
 
 
 def last_step(metrics: Path) -> int:
@@ -124,7 +135,11 @@ def _say(text: str) -> None:
 
 
 def install(config: Path, submitted: Path, digest: str) -> None:
-    """Make the submitted file the run's configuration. Raises UserError where its hash is another."""
+    """Make the submitted file the run's configuration.
+
+    Raises:
+        UserError: its hash is another, or the run is at work.
+    """
     try:
         found = sha256(submitted)
     except FileNotFoundError:
@@ -134,6 +149,13 @@ def install(config: Path, submitted: Path, digest: str) -> None:
             f"{submitted} is not what this job was submitted with (SHA-256 {digest[:12]}…, found {found[:24]}…): "
             "nothing was started; give the train command again"
         )
+    try:
+        with config.with_name("run.lock").open("a+b") as lock:
+            hold(lock)
+    except HeldError as error:  # started in another way: its own restarts must not go on with these settings
+        raise UserError(
+            f"{config.parent} is already being trained (process {error.holder or '?'} of its host): nothing was started"
+        ) from None
     write_atomic(config, submitted.read_text(encoding="utf-8"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import signal
 import subprocess
 import tempfile
@@ -22,6 +23,8 @@ log = logging.getLogger("trainer")
 
 GRACE_SECONDS = 15.0
 """How long the other ranks may take to notice that one has failed; then they are killed."""
+LOST_SECONDS = 3.0
+"""The same where one was lost: they can tell nothing of that, and on GPUs they wait for it until they are killed."""
 POLL_SECONDS = 0.1
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 """Signals that end a process which went wrong outside of Python."""
@@ -48,11 +51,11 @@ class RankedRun:
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], stop: StopFlag) -> dict[int, int]:
     """Exit codes, by rank, of the ranks that failed before the others were killed.
 
-    The others cannot finish a collective without them, so they get GRACE_SECONDS.
+    The others cannot finish a collective without them, so they get GRACE_SECONDS, or LOST_SECONDS.
     """
     forwarded = False
     failed: dict[int, int] = {}
-    give_up = float("inf")
+    give_up = math.inf
     while True:
         running = [process for process in ranks if process.poll() is None]
         failed |= {rank: p.returncode for rank, p in enumerate(ranks) if p.returncode and rank not in failed}
@@ -62,14 +65,26 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], stop: StopFlag) -> dict[int,
             forwarded = True
             for process in running:
                 process.terminate()
-        if failed and give_up == float("inf"):
-            give_up = time.monotonic() + GRACE_SECONDS
+        give_up = min(give_up, time.monotonic() + patience(failed))
         if time.monotonic() > give_up:
             for process in running:
                 process.kill()
+            for process in running:  # freeing a GPU's memory takes seconds, on all at once
                 process.wait()
             return failed
         time.sleep(POLL_SECONDS)
+
+
+def patience(failed: dict[int, int], lost: bool = False) -> float:
+    """Seconds until the other ranks are killed; endless where none has failed.
+
+    Args:
+        failed: exit codes by rank.
+        lost: whether a rank's node was lost.
+    """
+    if lost or any(code < 0 for code in failed.values()):
+        return LOST_SECONDS
+    return GRACE_SECONDS if failed else math.inf
 
 
 def last_step(meeting: Path, otherwise: int) -> int:

@@ -7,6 +7,7 @@ that signals, exit codes and the end with the parent are the same.
 from __future__ import annotations
 
 import logging
+import math
 import pickle
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from trainer.engines.process import free_port
 from trainer.errors import InterruptedRunError, RunError
 from trainer.launch.nccl_settings import NodeSettings, log_lines, take
 from trainer.launch.rank import RankJob, start_rank
-from trainer.launch.ranks import GRACE_SECONDS, RankedRun, conclude, last_step
+from trainer.launch.ranks import RankedRun, conclude, last_step, patience
 from trainer.launch.ray_placement import rank_order, reserve
 from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace
 from trainer.paths import RunPaths
@@ -156,22 +157,22 @@ class _Ranks:
 
     def watch(self, stop: StopFlag) -> None:
         """Wait until every rank has ended; when one fails the others get a moment to notice."""
-        forwarded, give_up = False, float("inf")
+        forwarded, give_up = False, math.inf
         while len(self.ended) < len(self.actors) and time.monotonic() < give_up:
             if stop() and not forwarded:
                 forwarded = True
                 self._signal(signal.SIGTERM)
             self._look()
-            if (self.failed or self.lost) and give_up == float("inf"):
-                give_up = time.monotonic() + GRACE_SECONDS
+            give_up = min(give_up, time.monotonic() + patience(self.failed, bool(self.lost)))
             time.sleep(POLL_SECONDS)
 
     def _look(self) -> None:
         running = [rank for rank in range(len(self.actors)) if rank not in self.ended]
         polls = {rank: self.actors[rank].poll.remote() for rank in running}
+        ray.wait(list(polls.values()), num_returns=len(polls), timeout=ANSWER_SECONDS)  # of all ranks together
         for rank, reference in polls.items():
             try:
-                code = ray.get(reference, timeout=ANSWER_SECONDS)
+                code = ray.get(reference, timeout=0)
             except GetTimeoutError:
                 self._lose(rank, f"its node did not answer for {ANSWER_SECONDS:.0f} s")
             except RayError as error:

@@ -15,7 +15,7 @@ import ray
 
 from trainer.errors import UserError
 from trainer.judge.servers import HOST_MODULE, RESTARTS, folder_of, gpu_groups, parser, require_model
-from trainer.launch.ray_servers import await_place, end_actor, find_actor, forget_dead, make_actor, namespace
+from trainer.launch.ray_servers import await_place, end_actors, find_actor, forget_dead, make_actor, namespace
 from trainer.serving import registry
 
 PREFIX = "judge-"
@@ -58,9 +58,8 @@ def stop(arguments: argparse.Namespace) -> list[str]:
 
 
 def _end(folder: Path, names: set[str]) -> None:
+    end_actors([actor for name in names if (actor := find_actor(name)) is not None])
     for name in names:
-        if (actor := find_actor(name)) is not None:
-            end_actor(actor)
         registry.remove(folder, name)
 
 

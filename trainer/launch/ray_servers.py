@@ -150,8 +150,8 @@ class RayServers:
 
     def __exit__(self, *_: object) -> None:
         if self.config.serving.shutdown_on_exit:
-            for name, actor in self._actors.items():
-                end_actor(actor)
+            end_actors(list(self._actors.values()))
+            for name in self._actors:
                 registry.remove(self.folder, name)
 
     def _await_places(self) -> None:
@@ -236,12 +236,14 @@ def _await_end(name: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def end_actor(actor: Any) -> None:
-    """End a server in order, then its actor."""
+def end_actors(actors: Sequence[Any]) -> None:
+    """End servers in order, all at once, then their actors."""
     with suppress(Exception):  # gone already
-        ray.get(actor.stop.remote(), timeout=60)
-    with suppress(Exception):
-        ray.kill(actor)
+        stopping = [actor.stop.remote() for actor in actors]
+        ray.wait(stopping, num_returns=len(stopping), timeout=ACTOR_END_SECONDS)
+    for actor in actors:
+        with suppress(Exception):
+            ray.kill(actor)
 
 
 def add(config: RunConfig, file: Path, model: Path) -> str:
@@ -288,7 +290,7 @@ def end(config: RunConfig, name: str) -> None:
     if actor is None and name not in {one.name for one in registry.read(folder)}:
         raise UserError(f"the run has no server {name}: clusterkit serve list shows those it has")
     if actor is not None:
-        end_actor(actor)
+        end_actors([actor])
     registry.remove(folder, name)
 
 

@@ -6,11 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer.config import RunConfig
+
 LONGEST_WAIT = 600.0
 SAME_FAILURES = 3
 """So often the same failure at the same step is one that comes again."""
 SAME_OUT_OF_MEMORY = 2
-_FINAL = {0: "completed", 2: "its configuration is refused", 130: "interrupted"}
+REFUSED = 2
+"""Exit code for what the user has to put right. Where an attempt with the same configuration was taken before, the
+storage or a GPU may be away for a while."""
+_FINAL = {0: "completed", 130: "interrupted"}
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|SIGKILL", re.IGNORECASE)
 
 
@@ -20,6 +25,7 @@ class Ended:
 
     started_at: step that it went on after. crashed: it says that a new start may help, without a change of settings.
     kept, kept_at: steps of a supervised start that its recover checkpoints hold at the end, and at the beginning.
+    began: it came to train, or to its supervised start.
     """
 
     code: int
@@ -29,6 +35,7 @@ class Ended:
     crashed: bool = False
     kept: int = 0
     kept_at: int = 0
+    began: bool = True
 
     @property
     def crash(self) -> bool:
@@ -37,7 +44,7 @@ class Ended:
 
     @property
     def final(self) -> bool:
-        """Whether starting again is out of the question: done, refused, or stopped by a person."""
+        """Whether starting again is out of the question: done, or stopped by a person."""
         return self.code in _FINAL
 
     @property
@@ -54,6 +61,11 @@ class Verdict:
     reason: str
 
 
+def retries_of(config: RunConfig) -> int:
+    """Restarts that a run is allowed; none where every start is a fresh one, which throws away what was learned."""
+    return 0 if config.recover_mode == "disabled" else config.recover_retries
+
+
 def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
     """Decide after the last of `ends`, all attempts of this job.
 
@@ -65,9 +77,14 @@ def judge(ends: Sequence[Ended], retries: int, first_wait: float) -> Verdict:
     last = ends[-1]
     if last.final:
         return Verdict(None, _FINAL[last.code])
+    if last.code == REFUSED and len(ends) == 1:
+        return Verdict(None, "its configuration is refused")
+    if not retries:
+        return Verdict(None, "nothing is started again (recover_retries=0, or recover_mode=disabled)")
     same = _same_at_the_end(ends)
     limit = SAME_OUT_OF_MEMORY if _OUT_OF_MEMORY.search(last.message) else SAME_FAILURES
-    if same >= limit:
+    # Where an attempt came further than the start before, what it needs may be away for an hour: that is waited for.
+    if same >= limit and (last.began or not any(end.began for end in ends)):
         where = f"in its supervised start, after step {last.kept}" if last.kept else f"after step {last.step}"
         return Verdict(None, f"it has failed {same} times in the same way {where}")
     stuck = _without_progress(ends)

@@ -11,6 +11,7 @@ from typing import Any
 
 import zstandard
 
+from trainer.files import sync
 from trainer.types import Group, Task, Trajectory
 
 
@@ -34,6 +35,7 @@ def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
     with zstandard.open(temporary, "wb") as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    sync(temporary)  # what counts the files of a run that only rolls out is durable, too
     temporary.replace(path)
 
 

@@ -47,6 +47,7 @@ class Fleet:
         self._base = ""  # digest of the weights that the run begins with
         self._layers: tuple[str, ...] = ()  # that its adapters are for
         self._doubtful: dict[str, float] = {}  # starts of servers whose weights may be torn
+        self._ours: set[tuple[str, float]] = set()  # starts of servers that had their weights from this attempt
         self._looking = asyncio.Lock()  # `watch` and `ready` look at the same time, and a join takes seconds
         self.wants_folder = False
         """Whether a server waits for the present weights in a folder, to join."""
@@ -104,7 +105,7 @@ class Fleet:
 
     async def _look(self) -> list[Registration]:
         found = await asyncio.to_thread(registry.read, self.folder)
-        ready = {one.name: one for one in found if one.state == "ready"}
+        ready = {one.name: one for one in found if one.state == "ready" and not one.out_of_reach}
         for name, (started, server) in list(self._joined.items()):
             now = ready.get(name)
             if now is None or now.started != started or server.problem:
@@ -138,7 +139,10 @@ class Fleet:
                 await self.engine.pool.call(server, "GET", self.engine.dialect.health_path, None, ASK_SECONDS)
             await self.engine.dialect.go_on(self.engine.pool, server)  # an update that was broken off left it paused
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
-            if self._doubtful.get(one.name) == one.started:
+            # One that outlived an earlier attempt may hold other weights of a version's number, or torn ones: that
+            # attempt may have been killed between two tensors.
+            earlier = one.kept and (one.name, one.started) not in self._ours
+            if earlier or self._doubtful.get(one.name) == one.started:
                 server.version = UNKNOWN
             if server.version != self.engine.version and not self.engine.has_folder:
                 self.wants_folder = True  # the next version brings one
@@ -151,6 +155,7 @@ class Fleet:
             return
         self.wants_folder = False
         self._joined[one.name] = (one.started, server)
+        self._ours.add((one.name, one.started))
         self._last.pop(one.name, None)
         self._doubtful.pop(one.name, None)
         self._failures.pop((one.name, one.started), None)

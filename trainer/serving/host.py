@@ -22,6 +22,7 @@ from trainer.errors import UserError
 from trainer.hf_folder import weights_digest
 from trainer.placement import EVERY_LAYER, gives_memory_away, served_layers, served_rank, served_versions
 from trainer.serving import registry
+from trainer.serving.keeper import STEADY_SECONDS
 from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
 
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 60.0
-STEADY_SECONDS = 300.0
-"""After so long a server has started well, and its next death counts as the first."""
 LOOK_SECONDS = 0.2
 
 
@@ -46,6 +45,7 @@ class ServerHost:
             model=str(options.model),
             node=os.uname().nodename,
             pid=os.getpid(),
+            born=registry.birth_of(os.getpid()),
             started=time.time(),
             state="starting",
             gpus=options.gpus,

@@ -34,6 +34,8 @@ LOOK_SECONDS = 1.0
 GONE_SECONDS = 6.0
 """How long a server whose host was killed takes to end and free its GPU's memory (see engines/guard.py)."""
 LONGEST_WAIT = 60.0
+STEADY_SECONDS = 300.0
+"""After so long a server, or its host, has started well, and its next death counts as the first."""
 
 
 def config_file(config: RunConfig, folder: Path) -> Path:
@@ -77,7 +79,8 @@ class HostKeeper:
         self.folder, self.restarts, self._start = folder, restarts, start
         self.hosts: dict[str, subprocess.Popen[bytes] | None] = {}
         """By name; None where an earlier attempt has started the host."""
-        self._killed: Counter[str] = Counter()
+        self._killed: Counter[str] = Counter()  # soon after their start, in a row
+        self._since: dict[str, float] = {}  # when each was started
         self._due: dict[str, float] = {}
         self._registered: set[int] = set()
         self._ending = threading.Event()
@@ -85,7 +88,7 @@ class HostKeeper:
 
     def keep(self, name: str, running: bool = False) -> None:
         """Keep the host of this name from now on; start it unless it is `running` already."""
-        self.hosts[name] = None if running else self._start(name)
+        self.hosts[name], self._since[name] = None if running else self._start(name), time.monotonic()
 
     def watch(self) -> None:
         """Check the hosts in a thread until `close`."""
@@ -105,9 +108,9 @@ class HostKeeper:
             if name in self._due:
                 if now >= self._due[name]:
                     del self._due[name]
-                    self.hosts[name] = self._start(name)
+                    self.hosts[name], self._since[name] = self._start(name), now
             elif how := self._how_killed(name, found.get(name)):
-                self._killed[name] += 1
+                self._killed[name] = 1 if now - self._since[name] > STEADY_SECONDS else self._killed[name] + 1
                 if self._killed[name] > self.restarts:
                     log.error("engine server %s is given up: its host %s", name, how)
                     fresh = Registration(name, "", "", os.uname().nodename, 0, time.time(), "ended")
@@ -129,7 +132,7 @@ class HostKeeper:
             if one.state in ("leaving", "ended"):
                 return ""
         if host is None:
-            return "was killed" if one is not None and not registry.process_runs(one.pid) else ""
+            return "was killed" if one is not None and not one.host_runs() else ""
         if one is None and host.pid in self._registered:  # it was ended, and its registration removed
             return ""
         code = host.poll()
@@ -160,6 +163,13 @@ class LocalServers:
         self._keeper = HostKeeper(self.folder, config.serving.restarts, self._start)
 
     def __enter__(self) -> LocalServers:
+        for one in registry.read(self.folder):  # servers of mode=local listen for their own machine alone
+            if one.name in self._places and not one.here:
+                log.warning(
+                    "%s was started on %s, where this machine cannot ask it: it is started here. Should it still run "
+                    "there, end its host, process %d", one.name, one.node, one.pid,
+                )  # fmt: skip
+                registry.remove(self.folder, one.name)
         running = clear_dead(self.folder)
         if others := running & self._places.keys() & with_other_weights(self.config, self.model):
             end_hosts(self.folder, others)
@@ -220,16 +230,16 @@ def end_hosts(folder: Path, names: set[str] | None = None) -> list[str]:
     mine = [
         one
         for one in registry.read(folder)
-        if one.node == os.uname().nodename and (names is None or one.name in names) and registry.process_runs(one.pid)
+        if one.node == os.uname().nodename and (names is None or one.name in names) and one.host_runs()
     ]
     for one in mine:
         with suppress(ProcessLookupError):
             os.kill(one.pid, signal.SIGTERM)
     deadline = time.monotonic() + END_SECONDS
-    while any(registry.process_runs(one.pid) for one in mine) and time.monotonic() < deadline:
+    while any(one.host_runs() for one in mine) and time.monotonic() < deadline:
         time.sleep(0.05)
     for one in mine:
-        if registry.process_runs(one.pid):
+        if one.host_runs():
             with suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
         registry.remove(folder, one.name)

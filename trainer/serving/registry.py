@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from trainer.files import write_atomic
 
@@ -48,6 +49,8 @@ class Registration:
     adapters: rank of the adapters that it was started for; 0: it gets whole weights.
     targets: names of the layers that it can have adapters for; empty: any, or an older version wrote this.
     versions: adapters that it can use beside one another.
+    born: when its host began (`birth_of`), which tells it from a later process of its number; 0 where an older version
+        wrote this.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Registration:
     adapters: int = 0
     targets: tuple[str, ...] = ()
     versions: int = 1
+    born: int = 0
 
     def serves(self, base: str, adapters: int, targets: tuple[str, ...], versions: int) -> bool:
         """Whether it was started with these weights, and for so many adapters of that rank and of all these layers.
@@ -77,9 +81,23 @@ class Registration:
         prepared = versions <= self.versions and (not self.targets or set(targets) <= set(self.targets))
         return self.adapters == adapters and prepared and (self.base == base or unknown)
 
+    @property
+    def here(self) -> bool:
+        """Whether it is on this machine. A container that was made anew is another one, mostly by its name, too."""
+        return self.node == os.uname().nodename
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether it listens on another machine's loopback address, where this machine would ask somebody else."""
+        return not self.here and urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
+
     def alive_here(self) -> bool:
         """Whether its host process runs, as far as this machine can tell; one on another machine counts as alive."""
-        return self.node != os.uname().nodename or process_runs(self.pid)
+        return not self.here or self.host_runs()
+
+    def host_runs(self) -> bool:
+        """Whether its host process runs on this machine, and is no other server's that got the number later."""
+        return process_runs(self.pid) and self.born in (0, birth_of(self.pid))
 
 
 def folder_of(logs: Path) -> Path:
@@ -131,6 +149,15 @@ def free_name(folder: Path, prefix: str = "server") -> str:
         placeholder = Registration(path.stem, "", "", os.uname().nodename, os.getpid(), time.time(), "starting")
         write(folder, placeholder)
         return path.stem
+
+
+def birth_of(pid: int) -> int:
+    """Clock ticks from the machine's start to that of a process, which no change of its clock changes; 0: unknown."""
+    try:
+        # "PID (name) state parent …", and the name may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def process_runs(pid: int) -> bool:

@@ -23,7 +23,7 @@ from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.launch.job import ended, last_step
-from trainer.launch.retries import Ended, judge
+from trainer.launch.retries import REFUSED, Ended, judge, retries_of
 
 SHOWN_CONSOLE_LINES = 10
 
@@ -60,7 +60,7 @@ class Restarts:
     @classmethod
     def of(cls, config: RunConfig) -> Restarts:
         """As the run's settings say; none where every start is to be a fresh one."""
-        return cls(0 if config.recover_mode == "disabled" else config.recover_retries, config.recover_after)
+        return cls(retries_of(config), config.recover_after)
 
 
 def follow(
@@ -101,7 +101,8 @@ def follow(
         ends.append(ended(run.metrics, attempt, ending.returncode, before))
         _record_end(run, attempt, ends[-1], began)
         verdict = judge(ends, restarts.most, restarts.first_wait)
-        if verdict.wait is None or not ends[-1].crash or not restarts.most:
+        taken_before = ends[-1].code == REFUSED and len(ends) > 1
+        if verdict.wait is None or not (ends[-1].crash or taken_before) or not restarts.most:
             break
         message = f"the trainer died ({ends[-1].message}): {verdict.reason}; {_recover_text(run, history)}"
         progress.say(f"{message}. Ctrl-C stops here")

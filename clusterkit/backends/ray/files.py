@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,16 +26,19 @@ Facts = dict[str, tuple[int, float]]
 """Files of a run by name below its folder: bytes, and the time of the last change."""
 
 
-async def listing(head: Head, run: RunDirectory) -> Facts:
+async def listing(head: Head, run: RunDirectory) -> tuple[Facts, float]:
     """The files that tell about a run, its attempts (`attempt_1/`), and its recover checkpoint if any (`LATEST`).
 
     That of a supervised start is `supervised/LATEST`. Among the files are held-out trajectories (`rollouts/eval_…`),
     not those of steps.
+
+    Returns:
+        The files, and the seconds by which the host's clock is ahead of this machine's.
     """
     named = " -o ".join(f"-name {name}" for name in RECORDS)
     recover = shlex.quote(str(run.recover))
     script = (
-        f"cd {shlex.quote(str(run.logs))} 2>/dev/null || exit 0\n"
+        f"date +%s.%N\ncd {shlex.quote(str(run.logs))} 2>/dev/null || exit 0\n"
         "find . -ignore_readdir_race -maxdepth 2 -type f "
         f"\\( {named} -o -name exit.json -o -name '*.log' -o -path './{SCORES}/*.json' "
         f"-o -path './{HELDOUT}*.jsonl.zst' -o -path './{SUPERVISED}/start.json' \\) "
@@ -43,11 +47,14 @@ async def listing(head: Head, run: RunDirectory) -> Facts:
         f"[ ! -d {recover} ] || find {recover} -ignore_readdir_race -maxdepth 2 -name LATEST -printf '%s %T@ %P\\n'\n"
     )
     facts: Facts = {}
-    for line in (await run_checked(head, script)).splitlines():
+    asked = time.time()
+    clock, *lines = (await run_checked(head, script)).splitlines()
+    ahead = float(clock) - (asked + time.time()) / 2
+    for line in lines:
         size, moment, name = line.split(" ", 2)
         if name and ".." not in Path(name).parts:
             facts[name] = (int(size), float(moment))
-    return facts
+    return facts, ahead
 
 
 async def fetch_logs(head: Head, remote: RunDirectory, local: RunDirectory, facts: Facts, seen: Facts) -> None:

@@ -38,7 +38,7 @@ from clusterkit.backends.records import Runs
 from clusterkit.provision import docker
 from clusterkit.provision.ray.model import LABEL_CLUSTER
 from clusterkit.provision.ray.token import read_token
-from clusterkit.runs.directory import HOLDER_FILE, RunDirectory, runs, user_name
+from clusterkit.runs.directory import CLOCK_FILE, HOLDER_FILE, RunDirectory, runs, user_name
 from clusterkit.runs.log.metrics import History
 from clusterkit.ssh.api import ErrorKind, HostError, Session
 from clusterkit.ssh.connection import connect
@@ -179,7 +179,7 @@ class Copies:
     async def update(self, head: Head, run: RunDirectory, *, logs: bool = False) -> None:
         """Bring a run's records up to date over this host, and its logs where they are wanted."""
         original = self.original(run)
-        facts = await listing(head, original)
+        facts, ahead = await listing(head, original)
         known = self._known.get(run)
         if known is None or facts.get(METRICS, (0, 0.0))[0] < known.copy.size:  # another run has the name now
             shutil.rmtree(run.logs, ignore_errors=True)
@@ -197,6 +197,7 @@ class Copies:
         if logs:
             await fetch_logs(head, original, run, facts, known.logs)
         self._write_holder(run, self._holder(await self._jobs(head), original, run))
+        (run.logs / CLOCK_FILE).write_text(str(ahead), encoding="utf-8")
         newest = max((moment for _, moment in facts.values()), default=0.0)
         _date(run, facts.get(run.config.name, (0, newest))[1])
 

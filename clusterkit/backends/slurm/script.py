@@ -57,7 +57,16 @@ class SlurmOptions:
 
 
 def sbatch_options(run: RunDirectory, config: RunConfig, fingerprint: str, slurm_options: SlurmOptions) -> list[str]:
-    """Everything that sbatch is told; the user's own options come last, where they win."""
+    """Everything that sbatch is told; the user's own options come last, where they win.
+
+    Raises:
+        UserError: the job would throw away what it has learned each time that it comes back from the queue.
+    """
+    if config.recover_mode == "disabled" and (slurm_options.requeue or "--requeue" in slurm_options.options):
+        raise UserError(
+            "--requeue with recover_mode=disabled: each return from the queue would start afresh. Start afresh with "
+            "trial_name=NEW instead, or leave --requeue out"
+        )
     nodes, ranks = config.n_nodes, config.train.ranks
     chosen = {"--partition": slurm_options.partition, "--account": slurm_options.account, "--time": slurm_options.time}
     return [

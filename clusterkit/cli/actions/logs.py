@@ -88,6 +88,9 @@ def _show(log: Log, lines: int, follow: bool, write: Callable[[bytes], None]) ->
         if data := log.read(shown, _BLOCK):
             write(data)
             shown += len(data)
+        elif follow and log.size() < shown:
+            output.note(f"{log.path} was cut short: from its beginning")
+            shown = 0
         elif follow:
             time.sleep(POLL_SECONDS)
         else:

@@ -48,6 +48,7 @@ class MetricsTail:
         """Return new complete records, oldest first; none if the file does not exist yet."""
         try:
             with self.path.open("rb") as file:
+                self._go_back(self._offset - file.seek(0, os.SEEK_END))
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
@@ -57,6 +58,12 @@ class MetricsTail:
         records, damaged = records_of(lines)
         self.damaged += damaged
         return records
+
+    def _go_back(self, missing: int) -> None:
+        """Forget bytes that have been read and are gone: of a line that found no room on the disk, else of all."""
+        if missing > 0:
+            torn = missing <= len(self._partial)
+            self._offset, self._partial = (self._offset - missing, self._partial[:-missing]) if torn else (0, b"")
 
 
 def records_of(lines: Iterable[bytes]) -> tuple[list[Record], int]:
