@@ -56,6 +56,7 @@ from clusterkit.setup.typed import SetupOptions
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.selection import Selection
+from clusterkit.ui.width import terminal_width
 from trainer.errors import InterruptedRunError, UserError
 
 
@@ -197,7 +198,7 @@ def _outcome(
     request: Request, report: Report, training: TrainStage, options: SetupOptions, *, is_new: bool
 ) -> SetupOutcome:
     steps = next(iter(report.hosts.values())).states
-    lines, following = [view.summary(report, tuple(steps), dry=options.dry_run)], []
+    lines, following = [view.summary(report, tuple(steps), dry=options.dry_run, width=terminal_width())], []
     if not options.dry_run and report.failed:
         lines += ["", *_repair(request, report)]
     elif not options.dry_run and training.ray.state is not None:
