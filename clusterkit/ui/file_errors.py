@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def explain_file_error(error: OSError) -> UserError | None:
 def _places() -> dict[Path, str]:
     """Return the folders that clusterkit writes to, with how to choose another."""
     places = {
+        **_output_file(),
         config_folder(): "set CLUSTERKIT_CONFIG to another folder",
         state_folder(): "set CLUSTERKIT_STATE to another folder",
         cache_root(): "set CLUSTERKIT_CACHE to another folder",
@@ -38,6 +40,15 @@ def _places() -> dict[Path, str]:
         Path.cwd(): FILEROOT,
     }
     return {place.absolute(): instead for place, instead in places.items()}
+
+
+def _output_file() -> dict[Path, str]:
+    """Return the file that standard output goes to; empty where that is none, or cannot be told."""
+    try:
+        is_file = stat.S_ISREG(os.fstat(1).st_mode)
+        return {Path("/proc/self/fd/1").readlink(): "send the output to another file"} if is_file else {}
+    except OSError:
+        return {}
 
 
 def _has_temporary() -> bool:
