@@ -51,12 +51,25 @@ def _unknown_words(error: Any) -> str:
     """Words that the command does not know."""
     text = str(error.format_message())
     if (option := getattr(error, "option_name", "")) and type(error).__name__ == "NoSuchOption":
-        if re.match(r"--[a-z_]+\.", option):
-            told = f"settings are typed without dashes, as {option[2:]}=VALUE"
+        if setting := _setting(option, error.ctx.command.params):
+            told = f"settings are typed without dashes, as {setting}=VALUE"
             return f"{error.ctx.command_path} has no option {option}: {told}"
         options = [name for param in error.ctx.command.params if not param.hidden for name in param.opts]
         return f"{error.ctx.command_path} has no option {option}.{did_you_mean(option, options)}"
     return re.sub(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", r"more words than it takes: \1", text)
+
+
+def _setting(option: str, params: Sequence[Any]) -> str:
+    """The setting that was typed as an option, where the command takes settings; empty for none."""
+    name = option.removeprefix("--").replace("-", "_")
+    if re.match(r"[a-z_]+\.", name):
+        return name
+    if not any(param.metavar == "KEY=VALUE" and "--set" not in param.opts for param in params):
+        return ""
+    from clusterkit.config.fields import fields  # noqa: PLC0415 (slow, and every --help would pay for it)
+    from trainer.config import RunConfig  # noqa: PLC0415
+
+    return next((key for key in fields(RunConfig) if name in (key, key.rpartition(".")[2])), "")
 
 
 def _typed(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
