@@ -60,5 +60,16 @@ def _has_temporary() -> bool:
 
 
 def _instead(place: Path) -> str:
-    found = [instead for folder, instead in _places().items() if place.is_relative_to(folder) and folder != Path.cwd()]
+    found = [
+        instead
+        for folder, instead in _places().items()
+        if place.is_relative_to(folder) and folder != Path.cwd() and not _is_user_s_own(place, folder)
+    ]
     return found[0] if found else "choose another place"
+
+
+def _is_user_s_own(place: Path, folder: Path) -> bool:
+    """Whether a path lies below the temporary folder under a name that somebody chose: TMPDIR does not move it."""
+    names = place.relative_to(folder).parts
+    is_temporary = _has_temporary() and folder == Path(tempfile.gettempdir()).absolute()
+    return is_temporary and bool(names) and not names[0].startswith(("tmp", "clusterkit"))
