@@ -137,6 +137,10 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
         ("report --tril x", "clusterkit report has no option --tril. Did you mean --trial?"),
         ("status a/run1 --trial run2", "a/run1 and --experiment or --trial name the run twice"),
         ("report a/run1 --log main.log", "--log FILE names the log itself: leave a/run1 out"),
+        (
+            "report a/run1 a/run2 b",
+            "more words than it takes: a/run2 b. Runs to draw over it: --compare a/run2 --compare b",
+        ),
         ("use a b", "more words than it takes: b"),
         ("eval --model-path /nonexistent", "--model-path /nonexistent: there is no such folder"),
         ("train ppo-math --config c/ppo-7B-distill-gpus-128.yaml", "clusterkit train --preset 7B_n16 --task math"),
