@@ -57,6 +57,10 @@ def _unknown_words(error: Any) -> str:
         options = [name[2:] for param in _params(error) if not param.hidden for name in param.opts if name[:2] == "--"]
         meant = did_you_mean(option.removeprefix("--"), options).replace(" mean ", " mean --")
         return f"{error.ctx.command_path} has no option {option}.{meant}"
+    if unknown := re.fullmatch(r"No such command '(.*?)'.*", text):
+        names = list(error.ctx.command.commands)
+        meant = did_you_mean(unknown[1], names)
+        return f"{error.ctx.command_path} has no command '{unknown[1]}'.{meant}\nCommands: {', '.join(names)}"
     found = re.fullmatch(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", text)
     if not found:
         return text

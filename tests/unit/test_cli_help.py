@@ -141,6 +141,7 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
             "report a/run1 a/run2 b",
             "more words than it takes: a/run2 b. Runs to draw over it: --compare a/run2 --compare b",
         ),
+        ("presets difff tiny 7B_n4", "clusterkit presets has no command 'difff'. Did you mean diff?\nCommands: list"),
         ("use a b", "more words than it takes: b"),
         ("eval --model-path /nonexistent", "--model-path /nonexistent: there is no such folder"),
         ("train ppo-math --config c/ppo-7B-distill-gpus-128.yaml", "clusterkit train --preset 7B_n16 --task math"),
