@@ -148,7 +148,8 @@ def _split(table: str, width: int) -> str:
     if len(lines[0]) <= width:
         return table
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")]
-    parts, part = [], [0]
+    parts: list[list[int]] = []
+    part = [0]
     for column in range(1, len(rows[0])):
         if len(part) > 1 and sum(max(len(row[i]) for row in rows) + 3 for i in (*part, column)) + 1 > width:
             parts, part = [*parts, part], [0]

@@ -447,7 +447,7 @@ def test_what_comes_next_asks_among_no_more_documents_than_are_held_out(tmp_path
     for line, preset in zip(
         done.stdout.partition("next: ")[2].splitlines(), ("135M_read", "135M_read_cpu"), strict=True
     ):
-        _, *argv = shlex.split(line.partition("  (")[0])
+        argv = shlex.split(line.partition("clusterkit ")[2])
         assert argv[:3] == ["train", "--preset", preset]
         config = resolve(preset, None, argv[3:]).config
         check_lengths(config, HotpotQA(config.task, config.seed))
