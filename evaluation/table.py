@@ -138,6 +138,26 @@ def boxed(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join([rule, _line(header, widths), rule, *lines, rule])
 
 
+def split_wide(text: str, width: int) -> str:
+    """Tables of `boxed`, those wider than a terminal as several below one another, each with the first column."""
+    return "\n\n".join(_split(block, width) if block.startswith("+-") else block for block in text.split("\n\n"))
+
+
+def _split(table: str, width: int) -> str:
+    lines = table.strip("\n").split("\n")
+    if len(lines[0]) <= width:
+        return table
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")]
+    parts: list[list[int]] = []
+    part = [0]
+    for column in range(1, len(rows[0])):
+        if len(part) > 1 and sum(max(len(row[i]) for row in rows) + 3 for i in (*part, column)) + 1 > width:
+            parts, part = [*parts, part], [0]
+        part = [*part, column]
+    kept = [[[row[i] for i in part] for row in rows] for part in (*parts, part)]
+    return "\n".join(boxed(head, body) for head, *body in kept)
+
+
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     # str.center puts an odd space where prettytable does: behind a text of odd length, before one of even length.
     return "|" + "|".join(f" {str(cell).center(width)} " for cell, width in zip(cells, widths, strict=True)) + "|"

@@ -20,7 +20,7 @@ from trainer.errors import UserError
 from trainer.hf_folder import linear_layers
 from trainer.sft.start import require_examples
 from trainer.tasks.examples import examples_file
-from trainer.tasks.hotpotqa_data import find_folder
+from trainer.tasks.hotpotqa import HotpotQA
 from trainer.tasks.hotpotqa_published import published_file
 from trainer.tasks.memalpha import find_files
 from trainer.tasks.size import count_rows
@@ -75,7 +75,11 @@ def require_inputs(config: RunConfig, *, started: bool = False) -> None:
     if isinstance(task, MathConfig | SftConfig):
         count_rows(task)
     elif isinstance(task, HotpotqaConfig):
-        published_file(task.path) or find_folder(task.path, config.cache_dir)
+        if not published_file(task.path):
+            source = HotpotQA(task, config.seed, config.cache_dir)  # refuses more documents than there are
+            if config.eval.split != "train":
+                for size in config.eval.final_documents:
+                    source.heldout(config.eval.split, 0, size)
     elif isinstance(task, MemalphaConfig):
         find_files(task.path, config.cache_dir)
 

@@ -51,12 +51,40 @@ def _unknown_words(error: Any) -> str:
     """Words that the command does not know."""
     text = str(error.format_message())
     if (option := getattr(error, "option_name", "")) and type(error).__name__ == "NoSuchOption":
-        if re.match(r"--[a-z_]+\.", option):
-            told = f"settings are typed without dashes, as {option[2:]}=VALUE"
+        if setting := _setting(option, _params(error)):
+            told = f"settings are typed without dashes, as {setting}=VALUE"
             return f"{error.ctx.command_path} has no option {option}: {told}"
-        options = [name for param in error.ctx.command.params if not param.hidden for name in param.opts]
-        return f"{error.ctx.command_path} has no option {option}.{did_you_mean(option, options)}"
-    return re.sub(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", r"more words than it takes: \1", text)
+        options = [name[2:] for param in _params(error) if not param.hidden for name in param.opts if name[:2] == "--"]
+        meant = did_you_mean(option.removeprefix("--"), options).replace(" mean ", " mean --")
+        return f"{error.ctx.command_path} has no option {option}.{meant}"
+    if unknown := re.fullmatch(r"No such command '(.*?)'.*", text):
+        names = list(error.ctx.command.commands)
+        meant = did_you_mean(unknown[1], names)
+        return f"{error.ctx.command_path} has no command '{unknown[1]}'.{meant}\nCommands: {', '.join(names)}"
+    found = re.fullmatch(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", text)
+    if not found:
+        return text
+    compares = any("--compare" in param.opts for param in _params(error))
+    further = f". Runs to draw over it: --compare {found[1].replace(' ', ' --compare ')}" if compares else ""
+    return f"more words than it takes: {found[1]}{further}"
+
+
+def _params(error: Any) -> list[Any]:
+    """Options and arguments of the command that was typed."""
+    return [] if getattr(error, "ctx", None) is None else error.ctx.command.params
+
+
+def _setting(option: str, params: Sequence[Any]) -> str:
+    """The setting that was typed as an option, where the command takes settings; empty for none."""
+    name = option.removeprefix("--").replace("-", "_")
+    if re.match(r"[a-z_]+\.", name):
+        return name
+    if not any(param.metavar == "KEY=VALUE" and "--set" not in param.opts for param in params):
+        return ""
+    from clusterkit.config.fields import fields  # noqa: PLC0415 (slow, and every --help would pay for it)
+    from trainer.config import RunConfig  # noqa: PLC0415
+
+    return next((key for key in fields(RunConfig) if name in (key, key.rpartition(".")[2])), "")
 
 
 def _typed(names: Sequence[str], arguments: Sequence[str]) -> list[str]:

@@ -153,7 +153,7 @@ def explain(
             return str(error)
     if problem["type"] == "value_error":
         message = str(problem["ctx"]["error"])
-        return f"{key}: {message}" if key else message
+        return f"{key}: {message}" if key and not message.startswith(f"{key}=") else message
     known = fields(model)
     while location and ".".join(location) not in known:  # a list's index, a union's branch
         location.pop()

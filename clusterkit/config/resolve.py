@@ -42,8 +42,9 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
         UserError: a name, a key or a value is wrong.
     """
     if not preset:
+        meant = next((f" Did you mean --preset {word}?" for word in overrides if word in presets.size_names()), "")
         raise UserError(
-            f"no preset chosen: add --preset NAME, one of {', '.join(presets.size_names())}. "
+            f"no preset chosen.{meant} Add --preset NAME, one of {', '.join(presets.size_names())}. "
             "What each is for: clusterkit presets"
         )
     size = presets.load_size(preset)
@@ -53,7 +54,14 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
     chosen = presets.choose_task(size, task)
     own = is_custom(str(values.get("task.name", "")))
     if not own and values.get("task.name") not in (None, presets.config_task(chosen)):
-        raise UserError(f"task.name={values['task.name']}: a task brings settings of its own; choose it with --task")
+        own_class = (
+            ", or name a class of yours: task.name=module:Class"
+            if values["task.name"] not in presets.task_names()
+            else ""
+        )
+        raise UserError(
+            f"task.name={values['task.name']}: a task brings settings of its own; choose it with --task{own_class}"
+        )
     if values.get("preset", preset) != preset:
         raise UserError(f"preset={values['preset']}: choose the preset with --preset")
     settings = _drop_inapplicable_parts(presets.collect(size, chosen, values), overrides)

@@ -41,12 +41,14 @@ def folder_of_runs(fileroot: str | None) -> Path:
     return Path(fileroot or RUNS).expanduser().absolute()
 
 
-def resume_hint(has_recover_checkpoint: bool, keeps_supervised: bool = False) -> str:
+def resume_hint(has_recover_checkpoint: bool, keeps_supervised: bool = False, in_warmup: bool = False) -> str:
     """Return what the same train command does after a stop, as the end of a sentence."""
     if has_recover_checkpoint:
         return "the same train command goes on from its recover checkpoint"
     if keeps_supervised:
         return "the same train command goes on with its supervised start"
+    if in_warmup:
+        return "the same train command goes on with what is kept of its warm-up"
     return "it has written no recover checkpoint to go on from"
 
 

@@ -97,7 +97,8 @@ def find_run(
         return found[-1]
     others = runs(fileroot, user=user)
     if others:
-        names = ", ".join(run.name for run in others[-5:])
+        alike = [run for run in others if not experiment and run.experiment == trial]  # its name in place of a trial's
+        names = ", ".join(run.name for run in (alike or others)[-5:])
         pattern = f"{experiment or '*'}/{trial or '*'}"
         raise RunError(f"no run {pattern} under {fileroot}. Name one of these: {names}")
     raise RunError(

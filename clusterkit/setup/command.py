@@ -56,6 +56,7 @@ from clusterkit.setup.typed import SetupOptions
 from clusterkit.ssh.api import Session
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.selection import Selection
+from clusterkit.ui.width import terminal_width
 from trainer.errors import InterruptedRunError, UserError
 
 
@@ -141,8 +142,11 @@ def only_failed(selection: Selection) -> Selection | None:
     """Keep the selected hosts that failed in their last set-up. Return None where no host of the cluster did.
 
     Raises:
-        UserError: some did, and --limit and --exclude leave none of them.
+        UserError: the cluster has had no set-up; or some failed, and --limit and --exclude leave none of them.
     """
+    name = selection.cluster.name
+    if not path_of(name).exists() and name not in ready_clusters():
+        raise UserError(f"--retry: cluster {name} has had no set-up from this machine yet: leave --retry out")
     failed = failed_hosts(selection.cluster)
     hosts = tuple(host for host in selection.hosts if host.name in failed)
     if failed and not hosts:
@@ -194,7 +198,7 @@ def _outcome(
     request: Request, report: Report, training: TrainStage, options: SetupOptions, *, is_new: bool
 ) -> SetupOutcome:
     steps = next(iter(report.hosts.values())).states
-    lines, following = [view.summary(report, tuple(steps), dry=options.dry_run)], []
+    lines, following = [view.summary(report, tuple(steps), dry=options.dry_run, width=terminal_width())], []
     if not options.dry_run and report.failed:
         lines += ["", *_repair(request, report)]
     elif not options.dry_run and training.ray.state is not None:
@@ -211,9 +215,11 @@ def _repair(request: Request, report: Report) -> list[str]:
     named = option(request.cluster.name)
     lines = [
         "Repair what is named above and run the same command again: it goes on from there.",
-        f"Only what failed: the same with --retry (clusterkit setup{named} --retry)",
         f"Logs: {request.log_folder}",
     ]
+    # Where no host let us in, the cluster is not kept, and no command without its hosts finds it.
+    if inventory.path_of(request.cluster.name).exists():
+        lines.insert(1, f"Only what failed: the same with --retry (clusterkit setup{named} --retry)")
     if len(report.failed) < len(report.hosts):
         lines.append(f"Without them: clusterkit setup{named} --exclude {' '.join(h.name for h in report.failed)}")
     return lines

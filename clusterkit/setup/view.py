@@ -15,6 +15,7 @@ from rich.text import Text
 
 from clusterkit.common.text_plot import columns, duration
 from clusterkit.setup.model import HostReport, Report, State
+from clusterkit.ui.width import fitted
 
 MARKS = {
     State.WAITING: "·",
@@ -63,7 +64,7 @@ class Live:
 
     def __call__(self, report: HostReport) -> None:  # noqa: ARG002 (the whole table is drawn)
         """Draw."""
-        self._live.update(table(self._reports, self._steps))
+        self._live.update(table(self._reports, self._steps, self._live.console.width))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -81,13 +82,25 @@ def show(reports: Sequence[HostReport], steps: Sequence[str]) -> Iterator[Plain 
     if not sys.stderr.isatty():
         yield Plain()
         return
-    with RichLive(table(reports, steps), console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
+    console = Console(stderr=True)
+    first = table(reports, steps, console.width)
+    with RichLive(first, console=console, refresh_per_second=8, transient=True) as live:
         yield Live(reports, steps, live)
 
 
-def table(reports: Sequence[HostReport], steps: Sequence[str]) -> Any:
-    """Return the table of hosts and steps, and what each host does now."""
+def table(reports: Sequence[HostReport], steps: Sequence[str], width: int) -> Any:
+    """Return the table of hosts and steps, and what each host does now; in few columns, the step of each host."""
     found = Table(box=None, pad_edge=False)
+    mark = len(MARKS[State.CHANGED])
+    if (
+        max((len(report.name) for report in reports), default=0) + sum(max(len(step), mark) + 2 for step in steps)
+        > width
+    ):
+        for heading in ("host", "step", "", ""):
+            found.add_column(heading, overflow="ellipsis", no_wrap=True)
+        for report in reports:
+            found.add_row(report.name, *_present_step(report, steps))
+        return found
     for heading in ("host", *steps, ""):
         found.add_column(heading, overflow="ellipsis", no_wrap=True)
     for report in reports:
@@ -97,13 +110,42 @@ def table(reports: Sequence[HostReport], steps: Sequence[str]) -> Any:
     return found
 
 
-def summary(report: Report, steps: Sequence[str], *, dry: bool) -> str:
-    """Return the closing text: the table without colour, every failure with its fix, and the totals."""
+def _present_step(report: HostReport, steps: Sequence[str]) -> tuple[str, Text, str]:
+    """Return the step that a host is at, its number, its state, and what it does there."""
+    done = [k for k, step in enumerate(steps) if report.states.get(step) in (State.OK, State.CHANGED, State.PLANNED)]
+    busy = [k for k, step in enumerate(steps) if report.states.get(step) in (State.FAILED, State.RUNNING)]
+    at = (busy or done[-1:] or [0])[0]
+    state = report.states.get(steps[at], State.WAITING)
+    return (
+        f"{at + 1}/{len(steps)} {steps[at]}",
+        Text(MARKS[state], style=COLOURS.get(state, "")),
+        report.details.get(steps[at], "") if state is State.RUNNING else "",
+    )
+
+
+def _by_state(host: HostReport, steps: Sequence[str]) -> str:
+    """Return the steps of a host by their state: "ok connect, check; changed docker"."""
+    found: dict[State, list[str]] = {}
+    for step in steps:
+        found.setdefault(host.states.get(step, State.SKIPPED), []).append(step)
+    marks = MARKS | {State.SKIPPED: "not done"}
+    return "; ".join(f"{marks[state]} {', '.join(names)}" for state, names in found.items())
+
+
+def summary(report: Report, steps: Sequence[str], *, dry: bool, width: int | None = None) -> str:
+    """Return the closing text: the table without colour, every failure with its fix, and the totals.
+
+    width: columns of the terminal; where the table is wider, a host's steps stand by their state. None: no limit.
+    """
     rows = [["host", *steps]]
     rows += [
         [host.name, *(MARKS[host.states.get(step, State.SKIPPED)] for step in steps)] for host in report.hosts.values()
     ]
     lines = columns(rows)
+    if width is not None and max(map(len, lines)) > width:
+        lines = fitted(columns([[host.name, _by_state(host, steps)] for host in report.hosts.values()]), width).split(
+            "\n"
+        )
     if dry:
         lines.append("")
         for host in report.hosts.values():

@@ -116,6 +116,9 @@ async def _unlock(path: Path, secrets: Secrets) -> list[asyncssh.SSHKeyPair]:
         raise UserError(f"the private key {path} cannot be read: {error.strerror}") from None
     except asyncssh.KeyImportError as error:
         if "assphrase" not in str(error):
+            private = path.with_suffix("")
+            if path.suffix == ".pub" and private.exists():
+                raise UserError(f"{path} is the public half of a key: name the private one, {private}") from None
             raise UserError(f"{path} is no private key: {error}\nMake one: ssh-keygen -t ed25519") from None
     for attempt in range(_ATTEMPTS):
         passphrase = await secrets.passphrase(path, attempt)

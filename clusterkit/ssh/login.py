@@ -157,7 +157,8 @@ _UP = "Is the host up, its SSH server running, and port {port} open in its firew
 
 def _try_it(endpoint: Endpoint) -> str:
     jump = f"-J {shlex.quote(','.join(endpoint.jump))} " if endpoint.jump else ""
-    return f"Try: ssh {jump}-p {endpoint.port} {shlex.quote(f'{endpoint.username}@{endpoint.address}')}"
+    keys = "".join(f"-i {shlex.quote(str(key))} " for key in endpoint.required_keys)
+    return f"Try: ssh {keys}{jump}-p {endpoint.port} {shlex.quote(f'{endpoint.username}@{endpoint.address}')}"
 
 
 def _no_answer(endpoint: Endpoint, options: SshOptions, client: Client) -> HostError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def explain_file_error(error: OSError) -> UserError | None:
 def _places() -> dict[Path, str]:
     """Return the folders that clusterkit writes to, with how to choose another."""
     places = {
+        **_output_file(),
         config_folder(): "set CLUSTERKIT_CONFIG to another folder",
         state_folder(): "set CLUSTERKIT_STATE to another folder",
         cache_root(): "set CLUSTERKIT_CACHE to another folder",
@@ -38,6 +40,15 @@ def _places() -> dict[Path, str]:
         Path.cwd(): FILEROOT,
     }
     return {place.absolute(): instead for place, instead in places.items()}
+
+
+def _output_file() -> dict[Path, str]:
+    """Return the file that standard output goes to; empty where that is none, or cannot be told."""
+    try:
+        is_file = stat.S_ISREG(os.fstat(1).st_mode)
+        return {Path("/proc/self/fd/1").readlink(): "send the output to another file"} if is_file else {}
+    except OSError:
+        return {}
 
 
 def _has_temporary() -> bool:
@@ -49,5 +60,16 @@ def _has_temporary() -> bool:
 
 
 def _instead(place: Path) -> str:
-    found = [instead for folder, instead in _places().items() if place.is_relative_to(folder) and folder != Path.cwd()]
+    found = [
+        instead
+        for folder, instead in _places().items()
+        if place.is_relative_to(folder) and folder != Path.cwd() and not _is_user_s_own(place, folder)
+    ]
     return found[0] if found else "choose another place"
+
+
+def _is_user_s_own(place: Path, folder: Path) -> bool:
+    """Whether a path lies below the temporary folder under a name that somebody chose: TMPDIR does not move it."""
+    names = place.relative_to(folder).parts
+    is_temporary = _has_temporary() and folder == Path(tempfile.gettempdir()).absolute()
+    return is_temporary and bool(names) and not names[0].startswith(("tmp", "clusterkit"))

@@ -185,6 +185,32 @@ def test_what_no_command_has_put_into_words_is_put_so_at_the_end(
     assert "set CLUSTERKIT_CACHE to another folder" in said
 
 
+def test_output_into_a_file_on_a_full_disk(disk: Path, tmp_path: Path) -> None:
+    with (disk / "out").open("ab") as out:
+        fill(disk)
+        done = subprocess.run(
+            [CLUSTERKIT, "presets"],
+            cwd=tmp_path,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    one_message(done, f"cannot write {disk / 'out'}: no space left on its disk", "send the output to another file")
+
+
+def test_another_temporary_folder_is_no_way_out_for_a_folder_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+
+    def way(path: str) -> str:
+        return str(explain_file_error(PermissionError(errno.EACCES, "Permission denied", path)))
+
+    assert "set TMPDIR to another folder" in way("/tmp/tmpx1/file")
+    assert "TMPDIR" not in way("/tmp/mine/runs/logs")
+
+
 def test_errors_of_networks_are_none_of_files() -> None:
     assert explain_file_error(ConnectionRefusedError(errno.ECONNREFUSED, "refused")) is None
     assert explain_file_error(PermissionError(errno.EACCES, "no such port for you")) is None

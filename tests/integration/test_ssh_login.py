@@ -131,7 +131,7 @@ def test_wrong_key_names_the_keys_tried_and_what_the_host_offers(ssh: Ssh) -> No
     assert f"{stranger} (ssh-ed25519 {fingerprint_of(stranger)})" in error.message
     assert "The host offers: publickey." in error.message
     assert "--private-key-file" in error.fix
-    assert "ssh -p" in error.fix
+    assert f"Try: ssh -i {stranger} -p" in error.fix
 
 
 def test_no_key_at_all(ssh: Ssh) -> None:
@@ -156,8 +156,11 @@ def test_named_key_that_is_not_there_is_bad_usage(ssh: Ssh) -> None:
 
 
 def test_file_that_is_no_key_is_bad_usage(ssh: Ssh) -> None:
-    with pytest.raises(UserError, match=r"host_key.pub is no private key"):
+    with pytest.raises(UserError, match=r"host_key.pub is the public half of a key: name the private one, .*host_key$"):
         ssh.with_session(ssh.servers(), whoami, ssh.options(private_key_files=(f"{ssh.servers.host_key}.pub",)))
+    (ssh.folder / "text").write_text("text\n")
+    with pytest.raises(UserError, match=r"text is no private key"):
+        ssh.with_session(ssh.servers(), whoami, ssh.options(private_key_files=(str(ssh.folder / "text"),)))
 
 
 def test_alias_of_the_ssh_configuration(ssh: Ssh) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from clusterkit.capacity.runnable import require_inputs
 from clusterkit.cli.main import app
 from clusterkit.config.resolve import resolve
 from clusterkit.data.datasets.build import build
@@ -446,10 +447,16 @@ def test_what_comes_next_asks_among_no_more_documents_than_are_held_out(tmp_path
     for line, preset in zip(
         done.stdout.partition("next: ")[2].splitlines(), ("135M_read", "135M_read_cpu"), strict=True
     ):
-        _, *argv = shlex.split(line.partition("  (")[0])
+        argv = shlex.split(line.partition("clusterkit ")[2])
         assert argv[:3] == ["train", "--preset", preset]
         config = resolve(preset, None, argv[3:]).config
         check_lengths(config, HotpotQA(config.task, config.seed))
+
+    # Told before anything starts, by a dry run too.
+    config = resolve("135M_read_cpu", None, [f"task.path={out}"]).config
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": None})})
+    with pytest.raises(UserError, match=f"contexts of 8 documents .* has {heldout} documents: lower it"):
+        require_inputs(config)
 
 
 def test_tens_of_thousands_of_questions_come_of_the_real_documents(tmp_path: Path, shared_data: Path) -> None:

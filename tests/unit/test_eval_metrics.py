@@ -194,6 +194,17 @@ def recorded_rows(root: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def test_a_table_that_is_wider_than_the_terminal_goes_on_below() -> None:
+    whole = table.boxed(("dataset", "questions", "accuracy"), [("aime24", "30", "51.3")])
+
+    assert table.split_wide(f"{whole}\n\nend\n", len(whole.splitlines()[0])) == f"{whole}\n\nend\n"
+    told = table.split_wide(f"{whole}\n\nend\n", 25).splitlines()
+    assert [line for line in told if not line.startswith("+")] == [
+        "| dataset | questions |", "|  aime24 |     30    |", "| dataset | accuracy |", "|  aime24 |   51.3   |",
+        "", "end",
+    ]  # fmt: skip
+
+
 def test_areals_table_of_recorded_answers_cell_by_cell(tmp_path: Path) -> None:
     rows = recorded_rows(tmp_path)
     # math_500: greedy 2 of 4; pass@1 (16 + 4 + 0 + 1)/64 = 32.8; pass@8: (1 + [1 - C(12,8)/C(16,8)] + 0 + 8/16)/4 with

@@ -67,6 +67,18 @@ def test_a_run_that_another_machine_trains_costs_no_process_of_this_one(
     assert bystander.poll() is None
 
 
+def test_the_warm_up_of_a_run_without_checkpoints_is_gone_on_with(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, user_name(), "e", "t")
+    run.logs.mkdir(parents=True)
+    said = process_run(run).resume_hint
+    assert said() == "it has written no recover checkpoint to go on from"
+    run.metrics.write_text('{"kind": "warmup", "time": 1.0, "attempt": 1, "phase": "recall", "step": 1, "steps": 9}\n')
+    assert said() == "the same train command goes on with what is kept of its warm-up"
+    with run.metrics.open("a") as file:
+        file.write('{"kind": "attempt", "time": 2.0, "attempt": 1, "resume_step": 0}\n')
+    assert said() == "it has written no recover checkpoint to go on from"
+
+
 def test_an_evaluation_of_another_machine_costs_no_process_of_this_one(
     tmp_path: Path, bystander: subprocess.Popen[bytes]
 ) -> None:

@@ -94,6 +94,10 @@ def test_all_lines_still_are_all(tmp_path: Path) -> None:
     (run.logs / "main.log").write_bytes(text)
 
     assert _logs(tmp_path, "--lines", "0").stdout == text
+    (run.logs / "main.log").write_bytes(b"")
+    empty = _logs(tmp_path)
+    assert (empty.returncode, empty.stdout) == (0, b"")
+    assert b"main.log has nothing yet; how the run is doing: clusterkit status" in empty.stderr
     missing = _logs(tmp_path, "--rank", "7")
     assert missing.returncode == 1
     assert b"rank_7.log cannot be read" in missing.stderr

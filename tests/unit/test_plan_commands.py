@@ -48,10 +48,18 @@ def fetch(place: Path) -> None:
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (model / name).write_text("{}")
-    made = [("FOLDER", name) for name in ("questions", "documents", "traces")]
-    for folder, name in (("data/hotpotqa", "questions"), ("data/hotpotqa", "documents"), ("", "FILE"), *made):
-        (place / folder).mkdir(parents=True, exist_ok=True)
-        write_jsonl(place / folder / f"{name}.jsonl", [{"prompt": f"{n}?", "answer": "a"} for n in range(99)])
+    documents = [{"id": f"d{n}", "title": f"Town {n}", "text": f"Town {n} has a river."} for n in range(600)]
+    questions = [
+        {"id": f"q{n}", "question": f"What has town {n}?", "answers": ["a river"]}
+        | {"gold_titles": [f"Town {n}"], "supporting": [f"d{n}"], "own_documents": [f"d{n}"]}
+        for n in range(99)
+    ]
+    for folder in ("data/hotpotqa", "FOLDER"):
+        (place / folder).mkdir(parents=True)
+        write_jsonl(place / folder / "documents.jsonl", documents)
+        write_jsonl(place / folder / "questions.jsonl", questions)
+    for name in ("FILE", "FOLDER/traces"):
+        write_jsonl(place / f"{name}.jsonl", [{"prompt": f"{n}?", "answer": "a"} for n in range(99)])
     problems = place / "inclusionAI/AReaL-RL-Data/data/boba_106k_0319.jsonl"
     problems.parent.mkdir(parents=True)
     write_jsonl(problems, [{"query_id": f"q{n}", "prompt": "1?", "solutions": ["\\boxed{1}"]} for n in range(600)])

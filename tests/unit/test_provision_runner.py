@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from localsession import LocalSession
+from rich.console import Console
 
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.facts.model import Facts
@@ -17,7 +19,7 @@ from clusterkit.setup import runner as runner_module
 from clusterkit.setup.hostlog import HostLog
 from clusterkit.setup.model import HostReport, Milestones, Report, State, StepFailedError
 from clusterkit.setup.runner import HostRunner
-from clusterkit.setup.view import summary
+from clusterkit.setup.view import summary, table
 from clusterkit.ssh.api import Session
 
 HOST = Host(name="one")
@@ -177,3 +179,25 @@ def test_of_a_host_that_failed_a_dry_run_does_not_say_that_nothing_is_to_do() ->
     told = summary(Report({"gone": failed, "fine": fine}), ("connect",), dry=True).splitlines()
     assert "fine: nothing to do" in told
     assert not any(line.startswith("gone: ") for line in told)
+
+
+def test_a_narrow_terminal_shows_each_host_s_step_in_place_of_all_columns() -> None:
+    steps = ("connect", "check", "system", "packages", "docker", "toolkit", "daemon", "storage", "shared", "image")
+    host = HostReport("gpu01", dict.fromkeys(steps, State.WAITING))
+    host.states |= {"connect": State.OK, "check": State.OK, "system": State.CHANGED, "packages": State.RUNNING}
+    host.details["packages"] = "installs git"
+
+    def drawn(width: int) -> str:
+        console = Console(width=width, file=StringIO())
+        console.print(table([host], steps, width))
+        return console.file.getvalue()
+
+    assert "4/10 packages" in drawn(60)
+    assert "installs git" in drawn(60)
+    assert "packages  docker" in drawn(160)
+
+    host.states |= {"packages": State.FAILED, **dict.fromkeys(steps[4:], State.SKIPPED)}
+    told = summary(Report({"gpu01": host}), steps, dry=False, width=60).splitlines()
+    assert told[0] == "gpu01  ok connect, check; changed system; FAILED packages;"
+    assert max(map(len, told)) <= 60
+    assert summary(Report({"gpu01": host}), steps, dry=False).startswith("host   connect  check  system")

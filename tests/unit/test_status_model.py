@@ -190,6 +190,10 @@ def test_no_runs_is_an_error_that_says_how_to_start_one(tmp_path: Path) -> None:
     RunWriter(tmp_path)
     with pytest.raises(RunError, match="Name one of these: tiny-recall/run1"):
         find_run(tmp_path, "other")
+    for number in range(6):
+        RunWriter(tmp_path, trial=f"later{number}", experiment="e")
+    with pytest.raises(RunError, match=r"Name one of these: tiny-recall/run1$"):
+        find_run(tmp_path, trial="tiny-recall")
 
 
 def _set_age(path: Path, when: float) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterkit.backends.stop import LiveRun
 from clusterkit.runs.directory import RunDirectory, lock_holder, resume_hint
 from clusterkit.runs.holder import holder_of
+from clusterkit.runs.log.metrics import read_history
 from trainer.errors import RunError
 
 
@@ -34,7 +35,9 @@ def process_run(run: RunDirectory) -> LiveRun:
         interrupt,
         kill,
         alive=lambda: holder_of(run) is not None,
-        resume_hint=lambda: resume_hint(run.has_recover_checkpoint, run.keeps_supervised),
+        resume_hint=lambda: resume_hint(
+            run.has_recover_checkpoint, run.keeps_supervised, read_history(run.metrics).is_in_warmup
+        ),
         stuck=lambda: f"look at process {(_process(run) or ('', run.logs))[0]}",
         poll_seconds=0.2,
     )

@@ -167,6 +167,8 @@ def _recover_text(run: RunDirectory, history: History) -> str:
         return f"the last recover checkpoint is that after step {history.recovers[-1].get('global_step', '?')}"
     if run.keeps_supervised:
         return "what its supervised start has done is kept"
+    if history.is_in_warmup:
+        return "there is no recover checkpoint yet; of its warm-up what was written is kept"
     return "there is no recover checkpoint yet, so it starts again from the beginning"
 
 

@@ -67,8 +67,8 @@ async def head_of(selection: Selection) -> AsyncIterator[Head]:
     token = read_token(cluster.name)
     if not token:
         raise UserError(
-            f"this machine knows no Ray of cluster {cluster.name}: make it with clusterkit setup, or run that once "
-            "more where it was set up from another machine"
+            f"this machine knows no Ray of cluster {cluster.name}: make it with clusterkit setup --cluster "
+            f"{cluster.name}, or run that once more where it was set up from another machine"
         )
     session = await connect(cluster.head_host, selection.ssh)
     try:

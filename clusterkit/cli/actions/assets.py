@@ -15,9 +15,9 @@ def list_all(cache_dir: str, as_json: bool) -> None:
         return
     for state in states:
         held = f"{state['bytes'] / 1e6:.0f} MB at {state['path']}" if state["present"] else "not fetched"
-        output.result(f"{state['name']:14}{held}\n{'':14}{state['description']}; {state['licence']}")
         step = state["use"] if state["present"] else f"clusterkit assets get {state['name']}"
-        output.result(f"{'':14}next: {step}")
+        details = [held, f"{state['description']}; {state['licence']}", f"next: {step}"]
+        output.lines(f"{name:14}{text}" for name, text in zip((state["name"], "", ""), details, strict=True))
 
 
 def get(name: str, source: str, cache_dir: str, force: bool, as_json: bool) -> None:

@@ -63,13 +63,13 @@ def prepare(
     output.result(f"{target} {what}")
     for name, facts in card["files"].items():
         by_source = ", ".join(f"{source} {count}" for source, count in facts["by_source"].items())
-        output.result(f"  {name:22}{facts['rows']:>8} rows  {by_source}")
+        output.lines([f"  {name:22}{facts['rows']:>8} rows  {by_source}"])
     if card["left_out"]:
         output.note(f"{card['left_out']} rows were left out (without answer or evidence, or asked twice)")
     if kind == "reading" and reading[4] < 1:
         output.note(card["notes"][-1])
     if kind != "reading":
-        output.result(f"next: {_NEXT[kind]} {shlex.quote(f'task.path={target}')}")
+        output.lines([f"next: {_NEXT[kind]} {shlex.quote(f'task.path={target}')}"])
         return
     heldout = min(card["files"][f"{split}/documents.jsonl"]["rows"] for split in ("dev", "test"))
     gpu, cpu = (_train_reading(name, target, heldout) for name in ("135M_read", "135M_read_cpu"))
@@ -78,7 +78,7 @@ def prepare(
             f"dev or test has only {heldout} documents, and a held-out question is asked among no more than that: the "
             "commands below say so; give more texts, or raise --test-share, to ask among more"
         )
-    output.result(f"next: {gpu}\n      {cpu}  (in miniature, without a GPU)")
+    output.lines([f"next: {gpu}", f"without a GPU: {cpu}"])
 
 
 def _train_reading(preset: str, folder: Path, heldout: int) -> str:

@@ -23,7 +23,7 @@ from clusterkit.ui import output
 from clusterkit.ui.width import terminal_width
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.results import RESULTS, find_results, read_results
-from evaluation.table import PIPED, comparison_table, piped_rows
+from evaluation.table import PIPED, comparison_table, piped_rows, split_wide
 from trainer.config import flatten
 from trainer.errors import UserError
 
@@ -113,10 +113,11 @@ class ScoredPrinter:
         if self._as_json:
             output.line_json(results)
             return
-        if terminal_width() is None:
+        if (width := terminal_width()) is None:
             _print_rows(results, header=self._first)
         else:
-            output.result((folder / "table.txt").read_text(encoding="utf-8").partition("\n\n")[0])
+            first = (folder / "table.txt").read_text(encoding="utf-8").partition("\n\n")[0]
+            output.result(split_wide(first, width))
         self._first = False
         output.note(f"The curve: {folder.parent / PAGE}")
 
@@ -132,12 +133,12 @@ def _print_results(finished: Finished, as_json: bool) -> None:
     if as_json:
         output.result_json(finished.results)
     else:
-        if terminal_width() is None:
+        if (width := terminal_width()) is None:
             _print_rows(finished.results)
             if compared := comparison_table(finished.results["comparisons"]):
                 output.note(compared)
         else:
-            output.result((finished.folder / "table.txt").read_text(encoding="utf-8"))
+            output.result(split_wide((finished.folder / "table.txt").read_text(encoding="utf-8"), width))
         output.note(f"Results: {finished.folder}. Answers that are wrong: {page}")
     if not finished.complete:
         missing = sum(row["missing"] for row in finished.results["rows"])

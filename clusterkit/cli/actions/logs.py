@@ -77,6 +77,8 @@ class JsonLines:
 
 def _show(log: Log, lines: int, follow: bool, write: Callable[[bytes], None]) -> None:
     shown, end = 0, log.size()
+    if not end:
+        output.note(f"{log.path} has nothing yet; how the run is doing: clusterkit status")
     if lines:
         tail = read_tail(log.read, end, lines)
         write(tail.text())

@@ -174,6 +174,11 @@ class History:
         return [record for record in self.evals if not any(map(record.get, other))]
 
     @property
+    def is_in_warmup(self) -> bool:
+        """Whether the run has got no further than its warm-up, which is kept in the cache."""
+        return self.warmup is not None and not self.attempts
+
+    @property
     def is_before_first_step(self) -> bool:
         """Whether the trainer has loaded, learns, and has made no step yet: it measures held-out tasks first."""
         loaded = bool(self.attempts) and self.warmup is None

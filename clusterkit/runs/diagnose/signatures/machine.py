@@ -80,7 +80,7 @@ MACHINE = (
         "disk-full",
         "A disk is full",
         (r"No space left on device", r"no space left\b", r"Disk quota exceeded", r"Errno (28|122)\b"),
-        "Checkpoints, trajectories or the object store have filled it. An earlier recover checkpoint is whole.",
+        "Checkpoints, trajectories or the object store have filled it. Earlier recover checkpoints stay whole.",
         (
             "what takes the room: du -xsh under the fileroot; old persistent checkpoints can go",
             "then the same command goes on",
