@@ -258,8 +258,10 @@ class RunPlan:
             return "goes on with its supervised start" if self._keeps_supervised else "starts from the beginning"
         if self.trial.resume_step:
             return f"goes on after step {self.trial.resume_step}"
+        gone = self.trial.history.recovers and self.config.recover_mode != "disabled"
         told = "with its supervised checkpoint" if self._keeps_supervised else "so from the beginning"
-        return f"goes on; there is no recover checkpoint, {told}"
+        refusal = "is refused: its recover checkpoints have gone (`clusterkit recover check` says more)"
+        return refusal if gone else f"goes on; there is no recover checkpoint, {told}"
 
     @property
     def _keeps_supervised(self) -> bool:

@@ -89,6 +89,9 @@ def test_nothing_there(tmp_path: Path) -> None:
     found = check(tmp_path, code=1)
     assert found["verdict"] == "its recover checkpoints have gone: a start is refused"
     assert f"put {writer.run.recover} back" in found["advice"]
+    dry_run = [CLUSTERKIT, "train", "--preset", "tiny", "--here", "--dry-run", "--fileroot", str(tmp_path)]
+    planned = subprocess.run(dry_run, check=True, capture_output=True, text=True)
+    assert "is refused: its recover checkpoints have gone" in planned.stdout
     assert "no run */nope" in check(tmp_path, "--trial", "nope", code=1)["error"]
     assert "unknown preset" in check(tmp_path, "--preset", "tyni", code=2)["error"]
 
