@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from dataclasses import replace
@@ -364,12 +365,28 @@ def test_a_folder_of_texts_becomes_documents_whose_files_are_in_one_split(tmp_pa
     assert HotpotQA(HotpotqaConfig(path=str(tmp_path / "out"), num_documents=3), 1).train(0).context
 
 
+def test_pictures_beside_the_texts_are_left_out_and_named(
+    tmp_path: Path, own_texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = prepare(tmp_path / "texts", own_texts)["files"]
+    for name in "abcdefg":
+        (own_texts / "more" / f"{name}.png").write_bytes(b"\x89PNG\0\xff")
+    prepare_reading = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(tmp_path / "out")]
+    told = CliRunner().invoke(app, [*prepare_reading, "--per-document", "2", "--traces", "60", "--test-share", "0.2"])
+
+    assert told.exit_code == 0
+    assert "7 files are not text and were left out (more/a.png, more/b.png, more/c.png" in " ".join(told.output.split())
+    for name in ("train/documents.jsonl", "test/documents.jsonl"):
+        found = hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
+        assert found == expected[name]["sha256"]
+
+
 def test_one_long_text_is_cut_into_passages_between_sentences(tmp_path: Path) -> None:
     book = tmp_path / "my_book.txt"
     book.write_text(
         " ".join(f"In the year {1000 + n} the painter John Smith{n} came to Little Town{n}." for n in range(300))
     )
-    passages, _ = read_passages(book)
+    passages, _, _ = read_passages(book)
 
     assert len(passages) > 15
     assert all(len(one.document.text) <= 900 and one.document.text.endswith(".") for one in passages)

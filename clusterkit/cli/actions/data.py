@@ -66,8 +66,8 @@ def prepare(
         output.lines([f"  {name:22}{facts['rows']:>8} rows  {by_source}"])
     if card["left_out"]:
         output.note(f"{card['left_out']} rows were left out (without answer or evidence, or asked twice)")
-    if kind == "reading" and reading[4] < 1:
-        output.note(card["notes"][-1])
+    for warning in plan.warnings:
+        output.note(warning)
     if kind != "reading":
         output.lines([f"next: {_NEXT[kind]} {shlex.quote(f'task.path={target}')}"])
         return

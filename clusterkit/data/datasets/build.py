@@ -50,6 +50,7 @@ class BuildPlan:
     outputs: Sequence[Output]
     left_out: int = 0
     notes: Sequence[str] = field(default_factory=list)  # for the card
+    warnings: Sequence[str] = field(default_factory=list)  # for the card, and to be told
     texts: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     """How the values of settings are typed, where that is not what Python makes of them."""
 
@@ -91,7 +92,7 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
             "settings": plan.settings,
             "left_out": plan.left_out,
             "files": files,
-            "notes": list(plan.notes),
+            "notes": [*plan.notes, *plan.warnings],
         }
         write_atomic(staging / CARD, json.dumps(card, indent=1, ensure_ascii=False))
         write_atomic(staging / "README.md", card_text(card))

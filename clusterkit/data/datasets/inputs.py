@@ -41,7 +41,9 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Input:
-    """One file. `digest`: SHA-256 of its bytes. `corpus`: of a folder in our schema. `passages`: of text files."""
+    """One file. `digest`: SHA-256 of its bytes. `corpus`: of a folder in our schema. `passages`: of text files.
+    `binary`: files of a folder that are no texts.
+    """
 
     path: Path
     style: str
@@ -49,6 +51,7 @@ class Input:
     digest: str
     corpus: Corpus | None = None
     passages: Sequence[Passage] = ()
+    binary: Sequence[str] = ()
 
     @property
     def count(self) -> int:
@@ -65,8 +68,8 @@ def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
     if path.is_dir() and any(path.glob(f"{QUESTIONS}*")):
         return _folder(path, allowed)
     if TEXT in allowed and (path.is_dir() or path.suffix.lower() in TEXT_ENDINGS):
-        passages, digest = read_passages(path)
-        return Input(path, TEXT, [], digest, passages=passages)
+        passages, digest, binary = read_passages(path)
+        return Input(path, TEXT, [], digest, passages=passages, binary=binary)
     rows = list(_rows(path))
     style = _require_style(path, style_of(rows[0]), allowed)
     return Input(path, style, rows, sha256(path))

@@ -30,28 +30,42 @@ class Passage:
     file: str
 
 
-def read_passages(place: Path) -> tuple[list[Passage], str]:
-    """Read a text file, or all below a folder, hidden ones left out; return its passages and a hash of the bytes.
+class BinaryFileError(UserError):
+    """A file is no text in any encoding, but a picture, a PDF or the like."""
+
+
+def read_passages(place: Path) -> tuple[list[Passage], str, list[str]]:
+    """Read a text file, or all below a folder, hidden ones left out.
+
+    Returns:
+        Its passages, a hash of the bytes, and the names of the files of a folder that are no texts.
 
     Raises:
-        UserError: there is no text, or a file is not text in UTF-8.
+        UserError: there is no text, or a text is not in UTF-8.
     """
     files = sorted(path for path in place.rglob("*") if _is_wanted(path, place)) if place.is_dir() else [place]
     digest = hashlib.sha256()
     titles: Counter[str] = Counter()
     passages: dict[str, Passage] = {}
+    binary: dict[str, BinaryFileError] = {}
     for file in files:
         name = file.relative_to(place).as_posix() if file != place else file.name
-        text = read_text(file)
+        try:
+            text = read_text(file)
+        except BinaryFileError as error:
+            binary[name] = error
+            continue
         digest.update(f"{name}\0{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
         for title, passage in titled_passages(text.splitlines(), file.stem, titles):
             key = document_key(title, passage)
             name_of_text = hashlib.sha1(f"{title}\n{passage}".encode(), usedforsecurity=False).hexdigest()[:12]
             passages.setdefault(key, Passage(Document(name_of_text, title, passage, key), name))
+    if binary and not passages:
+        raise next(iter(binary.values()))
     if not passages:
         what = "has no file with text" if place.is_dir() else "has no text"
         raise UserError(f"{place} {what}: name a folder of text files (.txt, .md …), or one file")
-    return list(passages.values()), digest.hexdigest()
+    return list(passages.values()), digest.hexdigest(), list(binary)
 
 
 def read_text(file: Path) -> str:
@@ -71,7 +85,7 @@ def text_blocks(stream: BinaryIO, name: str, size: int = 1 << 20) -> Iterator[st
     while True:
         data = stream.read(size)
         if b"\0" in data:
-            raise _no_text(name, place + data.index(b"\0"))
+            raise BinaryFileError(str(_no_text(name, place + data.index(b"\0"))))
         waiting = len(decoder.getstate()[0])  # bytes of a character that the last block has not ended
         try:
             text = decoder.decode(data, final=not data)

@@ -30,6 +30,8 @@ FEWEST_DOCUMENTS = 20
 FEWEST_FILES = 20
 """With so many files whole files go to a split, with fewer their passages do."""
 PART_ROWS = 5000
+MOST_NAMES = 5
+"""Of files, in a note."""
 MIXES = (*GENERATED, "real", "final")
 
 
@@ -124,15 +126,28 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
         "form yes_no marks questions that are answered with yes or no: half of them is right by chance.",
         "evidence of real questions is chosen by a rule: the answer, the other document's title, words in common.",
     ]
+    warnings = _warnings(inputs, shape, len(untraced))
+    texts = {"trace_mix": mix_text, "trace_documents": sizes_text}
+    return BuildPlan("reading", inputs, settings, outputs, left_out, notes, warnings, texts)
+
+
+def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int) -> list[str]:
+    """Return what the user should know. untraced: real training questions of which no trace is made."""
+    found = []
+    if binary := [name for given in inputs for name in given.binary]:
+        names = ", ".join(binary[:MOST_NAMES]) + (", …" if len(binary) > MOST_NAMES else "")
+        found.append(
+            f"{len(binary)} files are not text and were left out ({names}): turn those that hold your texts into text "
+            "files first"
+        )
     if shape.traced < 1:
-        notes.append(
-            f"{len(untraced)} real training questions are in no trace and have traced=false: task.real_share, which "
+        found.append(
+            f"{untraced} real training questions are in no trace and have traced=false: task.real_share, which "
             "135M_read has, asks those alone."
             if untraced
             else "--traced-share changes nothing: no real training question would be in the traces."
         )
-    texts = {"trace_mix": mix_text, "trace_documents": sizes_text}
-    return BuildPlan("reading", inputs, settings, outputs, left_out, notes, texts)
+    return found
 
 
 def _sides(inputs: list[Input], share: float) -> tuple[Sides, int]:
