@@ -73,7 +73,7 @@ def test_sources_that_are_none(tmp_path: Path, writer: RunWriter) -> None:
     assert "__0_0.distcp is missing" in refused("tiny-recall/run1", 1)
 
 
-def test_weights_start_a_run_from_step_one(tmp_path: Path) -> None:
+def test_weights_start_a_run_from_step_one(tmp_path: Path, mini_hotpotqa: Path) -> None:
     shape = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30}
     for name in ("base", "better"):
         (tmp_path / name).mkdir()
@@ -81,11 +81,8 @@ def test_weights_start_a_run_from_step_one(tmp_path: Path) -> None:
             (tmp_path / name / file).write_text("{}")
         (tmp_path / name / "config.json").write_text(json.dumps(shape))
     weights = tmp_path / "better"
-    (tmp_path / "data").mkdir()
-    for file in ("questions.jsonl", "documents.jsonl"):
-        (tmp_path / "data" / file).write_text("{}")
-    data = f"task.path={tmp_path / 'data'}"
-    words = ("train", "--preset", "135M_cpu", data, f"model.path={tmp_path / 'base'}", "--dry-run", "--json")
+    data = (f"task.path={mini_hotpotqa}", "task.num_documents=2")
+    words = ("train", "--preset", "135M_cpu", *data, f"model.path={tmp_path / 'base'}", "--dry-run", "--json")
     planned = json.loads(run(tmp_path, *words, "--recover-from", str(weights)).stdout)["config"]
     assert planned["recover_from"] == planned["model"]["path"] == str(weights)
 

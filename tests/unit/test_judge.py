@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,8 @@ def test_connections_end_with_their_event_loop_and_the_next_one_has_its_own(capl
             urls[:] = [server.url]
             assert await one.chat([{"role": "user", "content": said}]) == said
 
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()  # what other tests have left is not looked at
     urls: list[str] = []
     one = ChatClient(lambda: urls, "judge", 8, Timeouts(5.0, 5.0, 2.0))
     asyncio.run(ask(one, urls, "here"))
