@@ -23,8 +23,13 @@ LOST = "Unable to contact slurm controller (connect failure)"
         ),
         (["Invalid user: nobody"], "squeue failed: Invalid user: nobody"),
         ([], "squeue failed: exit code 1"),
+        (
+            ["fetch_config: failed", "Could not establish a configuration source"],
+            "squeue failed: fetch_config: failed; Could not establish a configuration source\nSlurm's programs are "
+            "here, but not its configuration: give the command on the cluster's login node",
+        ),
     ],
-    ids=["lost", "refused", "silent"],
+    ids=["lost", "refused", "silent", "not configured"],
 )
 def test_slurms_own_message_is_told_once_with_what_to_do(
     printed: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,10 @@ def _is_lost(output: str) -> bool:
 
 def _message(command: str, output: str) -> str:
     """What a command said of its failure, each of its sentences once, and what to do where Slurm did not answer."""
-    parts = dict.fromkeys(part.strip() for part in output.split(f"{command}: error:") if part.strip())
-    advice = "\nscontrol ping shows whether Slurm's controller answers; then give the command again"
-    advice = advice if _is_lost(output) else ""
+    parts = dict.fromkeys(part.strip() for part in re.split(rf"{command}: (?:error|fatal):", output) if part.strip())
+    advice = ""
+    if "configuration source" in output:
+        advice = "\nSlurm's programs are here, but not its configuration: give the command on the cluster's login node"
+    elif _is_lost(output):
+        advice = "\nscontrol ping shows whether Slurm's controller answers; then give the command again"
     return f"{command} failed: {'; '.join(parts)}{advice}"
