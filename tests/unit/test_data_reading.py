@@ -181,6 +181,7 @@ FACTS = {
                   "written by Di Poe.", {"Who directed Two Hands?": None, "Who wrote Two Hands?": None}),
     "Sun Ash": ("Sun Ash is a 1999 film directed by Ann Lee and starring Cy Orr. It was written by Swedish author Di "
                 "Poe.", {
+        "Which 1999 film was directed by Ann Lee and stars Cy Orr?": "Sun Ash",
         "Which Swedish author wrote Sun Ash?": "Di Poe",
     }),
     "Ray Inn": ("Ray Inn is a hotel in the Hill mountain range. It has 240 rooms. It is not owned by Bo Ray. It opened "

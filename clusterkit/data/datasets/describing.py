@@ -1,4 +1,7 @@
-"""What documents are about, without its name: "the 2003 American film starring Ann Lee and Bo Ray"."""
+"""What documents are about, without its name: "the 2003 American film starring Ann Lee and Bo Ray".
+
+The same words ask for the name: "Which 2003 American film stars Ann Lee and Bo Ray?".
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,13 @@ _TELLING = re.compile(
     rf"{_ORDER}|\b(?:largest|oldest|only)\b"
 )
 _PREPOSITIONS = frozenset("in for with on at from to against near of".split())
+_ASKED = re.compile(
+    r"(?P<kind>(?:[\w'/-]+ ){0,6}?[a-z][a-z-]+),? "
+    r"(?:(?:who|that|which) (?P<is>(?:is|was|are|were|has|had|[a-z]{2,}(?:ed|[^s]s))\b)|"
+    r"(?P<done>directed|written|based|located|founded|published|created|produced|developed|recorded|released|formed|"
+    r"built|designed|headquartered)\b|(?P<stars>starring)\b)"
+)
+_NOW = ("based", "located", "headquartered")
 
 
 def description(name: str, first: str, value: str) -> str:
@@ -46,6 +56,17 @@ def description(name: str, first: str, value: str) -> str:
         text = text[: borders[-1]].rstrip(" ,") if borders else ""
         cut = bool(text) and not text.rpartition(" ")[2][0].isupper()
     return f"the {text}" if len(text.split()) >= FEWEST_WORDS and _tells(text, name) else ""
+
+
+def asked_by_description(name: str, first: str) -> str:
+    """Return a question for the name of what a document is about: "Which film was directed by Ann Lee in Rome?"."""
+    told = description(name, first, "").removeprefix("the ")
+    match = _ASKED.match(told)
+    if match is None or re.match(_ORDER, match["kind"]) or first.startswith(f"{name} are"):
+        return ""
+    rest = told[match.end() :]
+    verb = match["is"] or (match["done"] and f"{'is' if match['done'] in _NOW else 'was'} {match['done']}") or "stars"
+    return f"Which {match['kind']} {verb}{rest.replace(' and starring ', ' and stars ')}?"
 
 
 def clause(sentence: str, subject: str, name: str) -> str:

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from clusterkit.data.datasets.asking import BLANK, MOST_WORDS, named
-from clusterkit.data.datasets.describing import clause, description
-from clusterkit.data.datasets.facts import NO_SUBJECT, Fact, facts_of
+from clusterkit.data.datasets.describing import asked_by_description, clause, description
+from clusterkit.data.datasets.facts import MOST_ANSWER_WORDS, NO_SUBJECT, Fact, facts_of
 from clusterkit.data.datasets.relations import WORKS
 from trainer.tasks.evidence import has_words
 from trainer.tasks.hotpotqa_data import Document
@@ -57,6 +57,10 @@ class FactQuestions:
             question = fact.asked(self._subject(number, fact, rng), rng.random())
             if not has_words(question, fact.value):
                 yield question, fact.value, ((number, fact.sentence),)
+        name, first = self._names[number], self._first[number]
+        question = asked_by_description(name, first) if len(name.split()) <= MOST_ANSWER_WORDS else ""
+        if question and has_words(first, name) and self._is_of_one(question):
+            yield question, name, ((number, first),)
 
     def _stated(self, number: int) -> list[Fact]:
         """Return what a document says of its subject; nothing where another one has the same name."""
@@ -135,7 +139,7 @@ class FactQuestions:
 
     def _is_of_one(self, told: str) -> bool:
         """Whether only one document's first sentence has all names and years of a description."""
-        having = [self._having.get(word, set()) for word in _NAMES.findall(told)]
+        having = [self._having.get(word, set()) for word in _NAMES.findall(told.removeprefix("Which "))]
         return bool(having) and len(set.intersection(*having)) == 1
 
 
