@@ -165,8 +165,8 @@ FACTS = {
         "Where is Low Moon from?": "Leeds, England", "When was Low Moon formed?": "1990",
         "Who founded Low Moon?": None,  # the label is another subject
     }),
-    "Martin Brest": ("Martin Brest (born August 8, 1951) is an American film director. He is best known for long "
-                     "comedies. He attended New York University.", {
+    "Martin Brest": ("Martin Brest (born August 8, 1951) is an American film director. He is best known for his "
+                     "long comedies. He attended New York University.", {
         "When was Martin Brest born?": "August 8, 1951", "What nationality is Martin Brest?": "American",
         "What is the profession of Martin Brest?": "film director",
         "Where did Martin Brest study?": "New York University",
@@ -179,6 +179,22 @@ FACTS = {
     }),
     "Two Hands": ("Two Hands is a film directed by Ann Lee and Bo Ray, which Cy Orr produced. It is based on a novel "
                   "written by Di Poe.", {"Who directed Two Hands?": None, "Who wrote Two Hands?": None}),
+    "Sun Ash": ("Sun Ash is a 1999 film directed by Ann Lee and starring Cy Orr. It was written by Swedish author Di "
+                "Poe.", {
+        "Which 1999 film was directed by Ann Lee and stars Cy Orr?": "Sun Ash",
+        "Which Swedish author wrote Sun Ash?": "Di Poe",
+    }),
+    "Ray Inn": ("Ray Inn is a hotel in the Hill mountain range. It has 240 rooms. It is not owned by Bo Ray. It opened "
+                "on May 3, 1902.", {
+        "How many rooms does Ray Inn have?": "240", "When was Ray Inn opened?": "May 3, 1902",
+        "In what year was Ray Inn opened?": None, "Where is Ray Inn located?": None, "Who owns Ray Inn?": None,
+    }),
+    "Eda Krag": ("Eda Krag (June 3, 1900 \u2013 1980) was a Danish stage and film actress, who won prizes. She was a "
+                 "member of the Elm Council on Trade. She is best known for her role as Old Ann in plays.", {
+        "When was Eda Krag born?": "June 3, 1900", "In what year did Eda Krag die?": "1980",
+        "On what date did Eda Krag die?": None, "What is Eda Krag a member of?": None,
+        "What is the profession of Eda Krag?": None, "Which role is Eda Krag best known for?": "Old Ann",
+    }),
 }  # fmt: skip
 
 

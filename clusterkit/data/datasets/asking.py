@@ -18,7 +18,10 @@ _BEFORE_PEOPLE = frozenset(
     "wife husband son daughter brother sister father mother starring stars and".split()
 )
 _PREDICATE = re.compile(r" (?:\(|[a-z]+ly )?(?:is|was|are|were|has|had|became|won|born|[a-z]+(?:ed|s))\b")
-_SUBJECT = re.compile(r"(?:It|He|She|They|Th(?:e|is) [a-z]+)(?= [a-z])")
+_SUBJECT = re.compile(
+    r"(?:It|He|She|They|Th(?:e|is) [a-z]+(?= (?:is|was|are|were|has|had|have|can|will|also|[a-z]+(?:ed|ly)|"
+    r"(?:star|air|run|open|contain|feature|offer|serve|include|focus|follow)s)\b))(?= [a-z])"
+)
 
 
 def question_word(text: str, answer: str, blank: str, about: str = "") -> str:

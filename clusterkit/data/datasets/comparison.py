@@ -16,11 +16,18 @@ from trainer.tasks.hotpotqa_data import Document
 _DAY = r"(?:\w+ \d{1,2}, |\d{1,2} \w+ )?"
 _BORN = re.compile(rf"\((?:[^()]*[;,] )?(?:born {_DAY}(\d{{4}})\)|{_DAY}(\d{{4}}) *[-\u2013] *{_DAY}\d{{4}}\))")
 _CLASS = re.compile(
-    r" (?:is|was|are|were) (?:an?|the) (?:former |retired |late )?((?:[A-Za-z][\w-]* ){0,3}?[a-z][a-z-]+)"
-    r"(?= (?:who|that|which|in|of|from|by|for|based|located|best|known|written|directed|and|created|published)\b|[,.])"
+    r" (?:is|was|are|were) (?:an? |the (?=(?:first|second|third|fourth|fifth|sixth|debut) ))(?:former |retired |late )?"
+    r"((?:(?!(?:and|or|is|the|of|in|at|on|to|for|with) )[A-Za-z][\w-]* ){0,3}?[a-z][a-z-]+)"
+    r"(?= (?:who|that|which|in|of|from|by|for|at|on|near|based|located|best|known|written|directed|created|published|"
+    r"released|broadcast|built|born|formerly|originating)\b|\.|"
+    r" and [a-z]+(?:[.,]| who| best| known| from)|, (?:an?|the|who|which|\w+ed|best|by|in)\b)"
 )
 _LEFT_OUT = re.compile(r"^(?:first|second|third|fourth|fifth|sixth|debut|self-titled) | [a-z]+ed$")
-_VAGUE = frozenset("first second third one member part type form kind name group series synthetic set list".split())
+_VAGUE = frozenset(
+    "first second third one member part type form kind name group series synthetic set list class cycle standard "
+    "term word neologism capital man woman person people citizen civilian daughter son wife native east west north "
+    "south result television stage attempt collection chain area private retelling system breed noble".split()
+)
 _NATIONS = frozenset(
     "American Argentine Australian Austrian Belgian Brazilian Bulgarian Canadian Chilean Chinese Colombian Croatian "
     "Cuban Czech Danish Dutch Egyptian Finnish French German Greek Hungarian Icelandic Indian Indonesian Iranian Irish "
@@ -65,7 +72,7 @@ class Comparisons:
             if is_about_somebody(document.text):
                 if born := _BORN.match(head[2].strip()):
                     self._born[number] = int(born[1] or born[2])
-                    if kind.islower():
+                    if kind.islower() and kind.split()[-1] not in _VAGUE and not kind.startswith("rules "):
                         self._profession[number] = kind
                     if nation in _NATIONS:
                         self._nation[number] = nation

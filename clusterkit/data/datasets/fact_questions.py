@@ -11,13 +11,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from clusterkit.data.datasets.asking import BLANK, clip, named
-from clusterkit.data.datasets.facts import Fact, clause, description, facts_of
+from clusterkit.data.datasets.asking import BLANK, MOST_WORDS, named
+from clusterkit.data.datasets.describing import asked_by_description, clause, description
+from clusterkit.data.datasets.facts import MOST_ANSWER_WORDS, NO_SUBJECT, Fact, facts_of
+from clusterkit.data.datasets.relations import WORKS
 from trainer.tasks.evidence import has_words
 from trainer.tasks.hotpotqa_data import Document
 
 DESCRIBED = 0.4
 """Share of the questions about facts that tell what they are about without its name, where a document allows it."""
+_NAMES = re.compile(r"[A-Z][\w'-]+|\d[\d,]*")
 Asked = tuple[str, str, tuple[tuple[int, str], ...]]
 """A question, its answer, and the (document, sentence) that prove it, in the order of reasoning."""
 
@@ -36,6 +39,11 @@ class FactQuestions:
         uses = Counter(names)
         self._alone = {number for number, name in enumerate(names) if uses[name] == 1}
         self._facts: dict[int, list[Fact]] = {}
+        self._first = [found[0] if found else "" for found in sentences]
+        self._having: dict[str, set[int]] = {}
+        for number, first in enumerate(self._first):
+            for word in _NAMES.findall(first):
+                self._having.setdefault(word, set()).add(number)
 
     def of(self, number: int, links: Iterable[tuple[str, int]], rng: random.Random) -> Iterator[Asked]:
         """Yield questions that begin with a document, those over two first.
@@ -49,6 +57,10 @@ class FactQuestions:
             question = fact.asked(self._subject(number, fact, rng), rng.random())
             if not has_words(question, fact.value):
                 yield question, fact.value, ((number, fact.sentence),)
+        name, first = self._names[number], self._first[number]
+        question = asked_by_description(name, first) if len(name.split()) <= MOST_ANSWER_WORDS else ""
+        if question and has_words(first, name) and self._is_of_one(question):
+            yield question, name, ((number, first),)
 
     def _stated(self, number: int) -> list[Fact]:
         """Return what a document says of its subject; nothing where another one has the same name."""
@@ -71,12 +83,14 @@ class FactQuestions:
         for fact in _shuffled(links, rng):
             question = self._doubly_described(number, fact, target)
             if question and self._stands_alone(question, fact.value, target) and self._names[number] not in question:
-                yield question, fact.value, ((target, self._sentences[target][0]), link)
+                yield question, fact.value, ((target, self._first[target]), link)
                 break
 
     def _stands_alone(self, question: str, answer: str, other: int) -> bool:
         """Whether neither a question nor the other document of two says its answer."""
-        return not any(has_words(text, answer) for text in (question, self._documents[other].text))
+        told = answer.partition(",")[0]
+        known = any(has_words(text, told) for text in (question, self._documents[other].text))
+        return not known and not any(has_words(question, year) for year in re.findall(r"\d{4}", answer))
 
     def _as_told(
         self, number: int, sentence: str, target: int, links: Iterable[Fact], rng: random.Random
@@ -90,17 +104,27 @@ class FactQuestions:
             yield f"the {noun} that {said}"
 
     def _masked(self, number: int, sentence: str, target: int) -> str:
-        """Return a sentence with X in place of another document's name; empty where that is part of a longer name."""
-        name = self._names[target]
-        text = clip(named(sentence, self._names[number]).replace(name, BLANK))
-        return "" if has_words(text, name) or re.search(rf"{BLANK}(?:\w| [A-Z])", text) else text.replace(BLANK, "X")
+        """Return a sentence with X in place of another document's name; empty where that may be something else."""
+        name, own = self._names[target], self._names[number]
+        text = (sentence if own.startswith(NO_SUBJECT) else named(sentence, own)).replace(name, BLANK)
+        cut = len(text.split()) > MOST_WORDS or text.count('"') % 2 or re.match("(?:It|He|She|They) ", text)
+        if cut or name.endswith("'s") or has_words(own, name) or has_words(text, name):
+            return ""
+        kind = re.search(rf"\b({WORKS}) \"?{BLANK}", text)
+        if kind and not has_words(self._first[target], kind[1]):
+            return ""  # the novel that has the name of a film
+        if re.fullmatch(WORKS, self._noun(target)) and f'"{BLANK}"' not in text:
+            return ""  # what a film has its name of stands without quotation marks
+        longer = re.search(rf"{BLANK}(?:\w| [A-Z0-9(])|\s[A-Z][\w.\u2019'-]* {BLANK}", text)
+        return "" if longer else text.replace(BLANK, "X")
 
     def _doubly_described(self, number: int, fact: Fact, target: int) -> str:
         """Return a question whose subject is described by another document's description; empty without one."""
         told, found, after = self._described(number, fact).partition(f" {self._names[target]}")
         if not found or re.match(r"\w| [A-Z]", after) or re.search(r"[A-Z][\w'-]*,?$", told):
             return ""  # no name, or part of a longer one
-        other = description(self._names[target], self._sentences[target][0], fact.value)
+        told = told.removesuffix(" the")
+        other = description(self._names[target], self._first[target], fact.value)
         return fact.asked(f"{told} {other}{after}", 0.0) if other else ""
 
     def _subject(self, number: int, fact: Fact, rng: random.Random) -> str:
@@ -109,8 +133,14 @@ class FactQuestions:
 
     def _described(self, number: int, fact: Fact) -> str:
         """Return a description of what a document is about, from the sentence of a fact, without its value."""
-        first = self._sentences[number][0]
-        return description(self._names[number], first, fact.value) if fact.sentence == first else ""
+        first = self._first[number]
+        told = description(self._names[number], first, fact.value) if fact.sentence == first else ""
+        return told if self._is_of_one(told) else ""
+
+    def _is_of_one(self, told: str) -> bool:
+        """Whether only one document's first sentence has all names and years of a description."""
+        having = [self._having.get(word, set()) for word in _NAMES.findall(told.removeprefix("Which "))]
+        return bool(having) and len(set.intersection(*having)) == 1
 
 
 def _shuffled(facts: Sequence[Fact], rng: random.Random) -> list[Fact]:
