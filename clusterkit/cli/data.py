@@ -57,7 +57,7 @@ def prepare(
     ),
     traces: int = typer.Option(20000, "--traces", min=0, help="reading: examples for trainer.type=sft."),
     trace_mix: str = typer.Option(
-        "cloze=20,chain=10,comparison=10,fact=30,real=10,final=20",
+        "cloze=10,chain=20,comparison=10,fact=30,real=10,final=20",
         "--trace-mix",
         help="reading: parts of the examples: questions made by rule, real ones, the answer from a whole memory alone.",
     ),

@@ -318,7 +318,7 @@ def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_aske
     traces = rows(prepared / "traces.jsonl")
 
     kinds = ("cloze", "chain", "comparison", "fact", "real", "final")
-    assert [sum(row["kind"] == kind for row in traces) for kind in kinds] == [12, 6, 6, 18, 6, 12]
+    assert [sum(row["kind"] == kind for row in traces) for kind in kinds] == [6, 12, 6, 18, 6, 12]
     assert [row["kind"] for row in traces[:20]].count("fact") == 6
     for row in traces:
         assert row["answer"].startswith("\\boxed{")

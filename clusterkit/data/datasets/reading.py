@@ -41,7 +41,7 @@ class ReadingShape:
 
     per_document: int = 4  # cloze questions of a document, and chains that begin with it, at most
     traces: int = 20000  # lines of traces.jsonl; 0: none
-    mix: tuple[float, ...] = (20, 10, 10, 30, 10, 20)
+    mix: tuple[float, ...] = (10, 20, 10, 30, 10, 20)
     """Parts of MIXES among them: the kinds of questions made by rule, real ones, and the final turn alone."""
     sizes: tuple[int, ...] = (2, 4, 8)  # documents of a trace, in turn
     traced: float = 1.0
