@@ -43,7 +43,7 @@ PARTS = {
     "more of the rest": (),
     "unit": (),
     "more units": (),
-    "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "slurm"),
+    "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "sweep_ray", "slurm"),
     "servers": integration(
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
         "eval_real", "prefix_sharing_real",
