@@ -373,9 +373,11 @@ def seconds_of_stages(out: Path) -> list[str]:
 
 
 def device() -> str:
-    """The GPUs by name, or the cores of a machine without."""
+    """The GPUs that may be used, by name, or the cores of a machine without."""
     try:
         asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            asked.append(f"--id={chosen}")
         names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")
         return ", ".join(name.strip() for name in names if name.strip())
     except (OSError, subprocess.CalledProcessError):
