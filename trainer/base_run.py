@@ -15,9 +15,8 @@ from typing import Any
 
 from trainer.checkpoint.background import BackgroundWriter, Record
 from trainer.checkpoint.export import BackgroundExport, export, parameter_digest
-from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint.recover import RecoverStore, RunState
-from trainer.checkpoint.start import Start
+from trainer.checkpoint.start import Start, settings_and_data
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
 from trainer.evaluate import time_split
@@ -83,6 +82,8 @@ class SteppedRun(ABC):
         self.store = RecoverStore(self.paths.recover, self.writer)
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
+        # As the tasks are read now; rank 0 writes it.
+        self.fingerprint = settings_and_data(config) if world.is_main else {}
         self.skipped_in_row = 0
         self.longest_row = 0  # tokens of the longest planned row; 0: log-probs are not compared
         chosen = config.checkpoint.async_recover
@@ -209,7 +210,7 @@ class SteppedRun(ABC):
             self._note_persistent(step, export(self.learner, self.tokenizer, folder))
 
     def _save_recover(self) -> None:
-        facts = self.learner, self.state, fingerprint(self.config), self.world
+        facts = self.learner, self.state, self.fingerprint, self.world
         if self.in_background:
             self.store.save_in_background(*facts, self._note_recover)
         else:
