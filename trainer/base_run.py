@@ -16,6 +16,7 @@ from typing import Any
 from trainer.checkpoint.background import BackgroundWriter, Record
 from trainer.checkpoint.export import BackgroundExport, export, parameter_digest
 from trainer.checkpoint.recover import RecoverStore, RunState
+from trainer.checkpoint.room import CheckpointSizes, room_problem, room_warning
 from trainer.checkpoint.start import Start, settings_and_data
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
@@ -249,7 +250,25 @@ class SteppedRun(ABC):
         self.saved_step = slot.state.global_step if slot.path.parent == self.paths.recover else 0
         self._publish(slot.state.version)
 
+    def _look_for_room(self) -> None:
+        """Warn where the disk will be full before the last step; collective. Raises RunError where it is too full now.
+
+        What time makes due (checkpoint.save_freq_secs) is not counted.
+        """
+        left = range(self.global_step + 1, self.course.total_steps + 1)
+        problem = warning = ""
+        if self.world.is_main and left:
+            folder, sizes = self.store.folder, CheckpointSizes.of(self.learner)
+            saves = sum(save_due(self.config.checkpoint, self.course, number, 0.0) for number in left)
+            problem = room_problem(folder, sizes)
+            warning = room_warning(folder, self.paths.checkpoints, sizes, len(left), saves)
+        if problem := self.world.broadcast(problem):
+            raise RunError(problem)
+        if warning:
+            self.monitor.warn(warning)
+
     def _announce(self) -> None:
+        self._look_for_room()
         step = self.state.global_step
         kind, total = self.config.trainer.type, self.course.total_steps
         self.monitor.record("attempt", type=kind, resume_step=step, total_steps=total, **self.world.facts())
