@@ -137,7 +137,12 @@ def test_a_command_that_would_fail_again_is_not_printed_as_it_was(machine: Path)
     home = [" ".join(line.split()) for line in CliRunner().invoke(app, []).stdout.splitlines()]
     assert f"once put right {again}" in home
 
-    writer.run.exit_mark(2).write_text('{"code": 1}')
+    writer.run.exit_mark(2).write_text('{"code": 2, "restart_s": 60.0}')
+    assert f"go on        it was to be started again; where its command or job has ended, {again}" in status()
+    home = [" ".join(line.split()) for line in CliRunner().invoke(app, []).stdout.splitlines()]
+    assert f"go on with it {again}" in home
+
+    writer.run.exit_mark(2).write_text('{"code": 1, "restart_s": null}')
     writer.run.console(2).write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     (changed,) = [line for line in status() if line.startswith("go on")]
     assert changed.startswith(f"go on        {again} train.max_tokens_per_mb=")
