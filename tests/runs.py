@@ -160,12 +160,13 @@ class Forks:
         threading.Thread(target=self._read, daemon=True).start()
         assert self.answers.get(timeout=DEADLINE_S) == "ready"
 
-    def start(self, trial: Trial, *flags: str) -> Attempt:
-        """Start an attempt at a trial."""
+    def start(self, trial: Trial, *flags: str, fill: tuple[Path, int] | None = None) -> Attempt:
+        """Start an attempt at a trial. fill: a disk, and what is left of it once the attempt has looked for room."""
         if self.latest is not None and self.latest.running():  # of a test that has failed
             self.latest.send(signal.SIGKILL)
             self.latest.end()
-        command = {"argv": [str(trial.file), *flags], "console": str(trial.console)}
+        filled = (str(fill[0]), fill[1]) if fill else None
+        command = {"argv": [str(trial.file), *flags], "console": str(trial.console), "fill": filled}
         trial.console.unlink(missing_ok=True)
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
@@ -173,9 +174,9 @@ class Forks:
         self.latest = Attempt(int(self.answers.get(timeout=DEADLINE_S).removeprefix("pid ")), self.answers)
         return self.latest
 
-    def run(self, trial: Trial, *flags: str) -> int:
+    def run(self, trial: Trial, *flags: str, fill: tuple[Path, int] | None = None) -> int:
         """Run an attempt to its end; returns the exit code."""
-        return self.start(trial, *flags).end()
+        return self.start(trial, *flags, fill=fill).end()
 
     def close(self) -> None:
         assert self.process.stdin is not None

@@ -20,6 +20,7 @@ from trainer.checkpoint import recover, shards
 from trainer.checkpoint.background import BackgroundWriter
 from trainer.checkpoint.export import BackgroundExport, export
 from trainer.checkpoint.recover import RecoverStore, RunState
+from trainer.checkpoint.room import CheckpointSizes
 from trainer.errors import RunError
 from trainer.files import sha256
 from trainer.train.distributed import World, join_world, leave_world, local_part
@@ -70,7 +71,7 @@ def save(world: World, folder: Path) -> dict[str, Any]:
     one = learner(lm, small_config(*shardedranks.SETTINGS), world)
     one.step(shardedranks.batches(lm)[0])
     tokenizer = small_parts().tokenizer
-    told: dict[str, Any] = {"parameters": parameters(one)}
+    told: dict[str, Any] = {"parameters": parameters(one), "sizes": CheckpointSizes.of(one)}
     export(one, tokenizer, folder / "one file")
     whole_file, shards.FILE_BYTES = shards.FILE_BYTES, SMALL_FILES
     export(one, tokenizer, folder / "files")

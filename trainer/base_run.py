@@ -15,9 +15,9 @@ from typing import Any
 
 from trainer.checkpoint.background import BackgroundWriter, Record
 from trainer.checkpoint.export import BackgroundExport, export, parameter_digest
-from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint.recover import RecoverStore, RunState
-from trainer.checkpoint.start import Start
+from trainer.checkpoint.room import CheckpointSizes, room_problem, room_warning
+from trainer.checkpoint.start import Start, settings_and_data
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
 from trainer.evaluate import time_split
@@ -83,6 +83,8 @@ class SteppedRun(ABC):
         self.store = RecoverStore(self.paths.recover, self.writer)
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
+        # As the tasks are read now; rank 0 writes it.
+        self.fingerprint = settings_and_data(config) if world.is_main else {}
         self.skipped_in_row = 0
         self.longest_row = 0  # tokens of the longest planned row; 0: log-probs are not compared
         chosen = config.checkpoint.async_recover
@@ -209,7 +211,7 @@ class SteppedRun(ABC):
             self._note_persistent(step, export(self.learner, self.tokenizer, folder))
 
     def _save_recover(self) -> None:
-        facts = self.learner, self.state, fingerprint(self.config), self.world
+        facts = self.learner, self.state, self.fingerprint, self.world
         if self.in_background:
             self.store.save_in_background(*facts, self._note_recover)
         else:
@@ -248,7 +250,25 @@ class SteppedRun(ABC):
         self.saved_step = slot.state.global_step if slot.path.parent == self.paths.recover else 0
         self._publish(slot.state.version)
 
+    def _look_for_room(self) -> None:
+        """Warn where the disk will be full before the last step; collective. Raises RunError where it is too full now.
+
+        What time makes due (checkpoint.save_freq_secs) is not counted.
+        """
+        left = range(self.global_step + 1, self.course.total_steps + 1)
+        problem = warning = ""
+        if self.world.is_main and left:
+            folder, sizes = self.store.folder, CheckpointSizes.of(self.learner)
+            saves = sum(save_due(self.config.checkpoint, self.course, number, 0.0) for number in left)
+            problem = room_problem(folder, sizes)
+            warning = room_warning(folder, self.paths.checkpoints, sizes, len(left), saves)
+        if problem := self.world.broadcast(problem):
+            raise RunError(problem)
+        if warning:
+            self.monitor.warn(warning)
+
     def _announce(self) -> None:
+        self._look_for_room()
         step = self.state.global_step
         kind, total = self.config.trainer.type, self.course.total_steps
         self.monitor.record("attempt", type=kind, resume_step=step, total_steps=total, **self.world.facts())

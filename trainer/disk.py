@@ -66,20 +66,37 @@ def file_failures(path: Path, instead: str = "") -> Iterator[None]:
 
 def disk_of(path: Path) -> str:
     """Describe the disk of a path, which need not exist: "The disk at /data has 1.5 GiB free of 20.0 GiB"."""
-    place = _nearest(path)
-    mount = place
-    with suppress(OSError):
-        while not mount.is_mount() and mount != mount.parent:
-            mount = mount.parent
+    mount = mount_of(path)
     try:
-        found = os.statvfs(place)
+        found = os.statvfs(_nearest(path))
     except OSError as error:
         return f"The disk at {mount} cannot be looked at ({error.strerror})"
-    text = f"The disk at {mount} has {_bytes(found.f_bavail * found.f_frsize)} free of "
-    text += _bytes(found.f_blocks * found.f_frsize)
+    text = f"The disk at {mount} has {bytes_text(found.f_bavail * found.f_frsize)} free of "
+    text += bytes_text(found.f_blocks * found.f_frsize)
     if found.f_files and not found.f_favail:
         text += " and no room for another file, whatever its size (inodes)"
     return text
+
+
+def mount_of(path: Path) -> Path:
+    """Return where the disk of a path, which need not exist, is mounted."""
+    mount = _nearest(path)
+    with suppress(OSError):
+        while not mount.is_mount() and mount != mount.parent:
+            mount = mount.parent
+    return mount
+
+
+def free_of(path: Path) -> int | None:
+    """Return the bytes that are free on the disk of a path, which need not exist; None where it does not say.
+
+    A quota counts only where the file system tells of it, as XFS and Lustre do for projects.
+    """
+    try:
+        found = os.statvfs(_nearest(path))
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 def is_full(path: Path) -> bool:
@@ -125,7 +142,8 @@ def _nearest(path: Path) -> Path:
     return Path("/")
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
+    """Return a size as people read it, such as 1.5 GiB."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1

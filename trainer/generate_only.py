@@ -22,8 +22,8 @@ import zstandard
 from trainer.agents import make_agent
 from trainer.agents.base import check_window
 from trainer.base_run import Attempt
-from trainer.checkpoint.fingerprint import differences, fingerprint
-from trainer.checkpoint.start import Start
+from trainer.checkpoint.fingerprint import differences
+from trainer.checkpoint.start import Start, settings_and_data
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, UserError
 from trainer.files import write_atomic
@@ -55,8 +55,8 @@ def number_of_tasks(config: RunConfig, source: TaskSource) -> int:
 
 
 def shape_of(config: RunConfig) -> dict[str, Any]:
-    """Settings that shape the trajectories: those of a training run, and which tasks are asked for."""
-    return fingerprint(config) | {"eval.split": config.eval.split}
+    """What shapes the trajectories: settings and data of a training run, and which tasks are asked for."""
+    return settings_and_data(config) | {"eval.split": config.eval.split}
 
 
 def find_rollouts(config: RunConfig, paths: RunPaths) -> Start:
@@ -87,7 +87,7 @@ def find_rollouts(config: RunConfig, paths: RunPaths) -> Start:
         ) from error
     if changed := differences(settings, shape_of(config)):
         raise UserError(
-            f"the trajectories of {done} steps were made with other settings (then -> now):\n  "
+            f"the trajectories of {done} steps were made with other settings or data (then -> now):\n  "
             + "\n  ".join(changed)
             + "\nto go on: put them back. To start afresh: trial_name=NEW, or recover_mode=disabled"
         )
@@ -112,6 +112,7 @@ class RolloutRun:
         self.config, self.world, self.monitor, self.stop = config, world, attempt.monitor, attempt.stop
         self.paths, self.fresh = RunPaths.of(config), not start.done
         self.folder = self.paths.logs / "rollouts"
+        self.shape = shape_of(config) if world.is_main else {}
         self.source = make_source(config)
         self.tokenizer = load_tokenizer(model_folder)
         embedded = config.engine == "embedded"
@@ -173,7 +174,7 @@ class RolloutRun:
         if self.world.is_main:
             count = sum(len(group.trajectories) for group in groups)
             write_rollouts(self.folder / step_file(number), groups, [0.0] * count, self.tokenizer)
-            progress = {"step": number, "next_task": last, "settings": shape_of(self.config)}
+            progress = {"step": number, "next_task": last, "settings": self.shape}
             write_atomic(self.folder / PROGRESS, json.dumps(progress))
         self._report(number, groups, rolled - began, time.perf_counter() - began)
 

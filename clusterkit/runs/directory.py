@@ -149,9 +149,17 @@ class RunDirectory:
     def exit_code(self, attempt: int) -> int | None:
         """Return how that attempt ended, negative for a signal; None where it is unknown."""
         try:
-            return int(json.loads(self.exit_mark(attempt).read_text(encoding="utf-8"))["code"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return int(self._exit(attempt)["code"])
+        except (ValueError, KeyError, TypeError):
             return None
+
+    def _exit(self, attempt: int) -> dict[str, Any]:
+        """Return what its mark says of an attempt's end; empty where it has none."""
+        try:
+            found = json.loads(self.exit_mark(attempt).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def ended_by(self, attempt: int) -> str:
         """Return the signal that ended an attempt, such as `SIGKILL`; empty if none did or it is unknown."""
@@ -164,7 +172,12 @@ class RunDirectory:
     @property
     def is_refused(self) -> bool:
         """Whether the newest attempt ended because of its settings or files: unchanged, the next one ends so, too."""
-        return self.exit_code((self.attempt_numbers() or [0])[-1]) == UserError.exit_code
+        return self.exit_code((self.attempt_numbers() or [0])[-1]) == UserError.exit_code and not self.restart_waits
+
+    @property
+    def restart_waits(self) -> bool:
+        """Whether another attempt was to follow the newest one: it waits, unless its command or job was killed then."""
+        return self._exit((self.attempt_numbers() or [0])[-1]).get("restart_s") is not None
 
     @property
     def clock_ahead(self) -> float:

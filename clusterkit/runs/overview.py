@@ -163,7 +163,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _recorded(run: RunDirectory, now: float, history: History) -> Status:
     """Return what a run of Slurm says itself."""
-    finish = history.finish or {"status": "submitted"}
+    finish = {"status": "submitted"} if history.finish is None or run.restart_waits else history.finish
     state = str(finish.get("status"))
     return Status(run, history, ENDED.get(state, state), "", None, history.total_steps, now)
 

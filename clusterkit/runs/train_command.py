@@ -36,7 +36,7 @@ def recorded_command(history: History, run: RunDirectory, cluster: str | None = 
     Returns:
         A line for a shell; empty where none was recorded, or a password in it was not.
     """
-    newest = [history.finish or {}, *history.attempts[-1:]]
+    newest = [history.finish or {}, history.start or {}, *history.attempts[-1:]]
     command = next((record["command"] for record in newest if record.get("command")), None)
     if not isinstance(command, str) or _HIDDEN in command:
         return ""

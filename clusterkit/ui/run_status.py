@@ -144,8 +144,10 @@ def _go_on(status: Status, explained: Explanation, again: str) -> str:
     changed = " ".join(shlex.quote(f"{change.key}={setting_text(change.proposed)}") for change in explained.changes)
     if changed:
         return f"{again or 'repeat the `clusterkit train` command with'} {changed}"
+    then = again or "repeat the `clusterkit train` command"
+    if status.run.restart_waits:
+        return f"it was to be started again; where its command or job has ended, {then}"
     if status.state == "failed" and status.run.is_refused:
-        then = again or "repeat the `clusterkit train` command"
         return f"put right what the state says, as it fails again unchanged; then {then}"
     return again or "repeat the `clusterkit train` command: it goes on with this run"
 

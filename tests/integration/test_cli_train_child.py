@@ -358,6 +358,7 @@ def test_a_run_that_waits_to_start_again_is_told_so_and_can_be_stopped(tmp_path:
         seen = observe(operator.run, time.time())
         assert (seen.state, seen.holder) == ("running", f"process {operator.process.pid}")
         assert "ended by SIGKILL): restart 1 in 600 s" in seen.message
+        assert operator.run.restart_waits
         if by == "stop":
             stop_run(tmp_path / "runs", force=False)
         else:
@@ -367,6 +368,7 @@ def test_a_run_that_waits_to_start_again_is_told_so_and_can_be_stopped(tmp_path:
     assert (code, outcome["status"]) == (130, "interrupted")
     assert "To go on: clusterkit train --preset tiny" in message
     assert operator.run.attempt_numbers() == [1]
+    assert not operator.run.restart_waits
 
 
 @pytest.mark.parametrize("first", ["force", "SIGTERM"])

@@ -6,11 +6,11 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from commandline import run_clusterkit
+from fulldisk import leave
 from realparts import require
 from runs import Forks, NewTrial, Trial, assert_same_run, command
 
@@ -41,12 +41,7 @@ class SmallDisk:
 
     def leave(self, free: int) -> None:
         """Fill the disk until only `free` bytes are left."""
-        with (self.folder / "ballast").open("ab", buffering=0) as file, suppress(OSError):
-            while True:
-                room = os.statvfs(self.folder).f_bavail * os.statvfs(self.folder).f_frsize
-                if room <= free:
-                    break
-                file.write(bytes(min(room - free, 1 << 20)))
+        leave(self.folder, free)
 
     def grow(self) -> None:
         subprocess.run(["mount", "-o", "remount,size=128m", str(self.folder)], check=True, timeout=300)
@@ -96,9 +91,8 @@ def test_full_while_training(
     kept = RecoverStore(trial.paths.recover).newest()
     size = trial.records("recover")[-1]["bytes"]
     assert size > 200_000, "a checkpoint must be larger than what is left for it"
-    small_disk.leave(free)
 
-    assert forks.run(trial) == 1, trial.said()
+    assert forks.run(trial, fill=(small_disk.folder, free)) == 1, trial.said()
 
     message = _one_message(trial)
     assert "no space left" in message
@@ -114,6 +108,27 @@ def test_full_while_training(
     assert forks.run(trial) == 0, trial.said()
     assert trial.records("attempt")[-1]["resume_step"] == 5
     assert_same_run(trial, reference, more=frozenset({"epoch1epochstep5globalstep5"}))
+
+
+def test_too_little_room_is_told_before_the_first_step(forks: Forks, small_disk: SmallDisk, warm_cache: Path) -> None:
+    trial = small_disk.trial(warm_cache)
+    _stop_after(forks, trial, 2)
+    steps, size = len(trial.records("step")), trial.records("recover")[-1]["bytes"]
+    small_disk.leave(size // 2)
+
+    assert forks.run(trial) == 1
+
+    told = _one_message(trial)
+    assert told.startswith(f"error: no space left for a recover checkpoint under {trial.paths.recover}, which takes ")
+    assert f"fileroot=FOLDER. The disk at {small_disk.folder} has {_told_room(trial)} free of 64.0 MiB\n" in told
+    assert len(trial.records("step")) == steps
+    small_disk.grow()
+    small_disk.leave(2 * size)
+    trial.change(**{"checkpoint.save_freq_steps": 1})
+
+    assert forks.run(trial) == 1
+    assert "two are kept, and the next is written beside them" in trial.records("warning")[-1]["message"]
+    assert len(trial.records("step")) > steps
 
 
 def test_full_for_the_message_too(forks: Forks, small_disk: SmallDisk, warm_cache: Path) -> None:
@@ -132,9 +147,8 @@ def test_full_while_writing_a_recover_checkpoint(
     trial = small_disk.trial(warm_cache, checkpoint={"save_freq_steps": 0})
     _stop_after(forks, trial, 5)
     kept = RecoverStore(trial.paths.recover).newest()
-    small_disk.leave(131072)
 
-    assert forks.run(trial) == 1, trial.said()
+    assert forks.run(trial, fill=(small_disk.folder, 131072)) == 1, trial.said()
 
     assert _one_message(trial) == (
         f"error: no space left for a recover checkpoint under {trial.paths.recover} (the one of step 5 is untouched): "
@@ -156,9 +170,8 @@ def test_full_while_exporting(
 ) -> None:
     trial = small_disk.trial(warm_cache, checkpoint={"ckpt_freq_secs": 3600.0, "async_recover": background})
     _stop_after(forks, trial, 6)
-    small_disk.leave(90_000)
 
-    assert forks.run(trial) == 1, trial.said()
+    assert forks.run(trial, fill=(small_disk.folder, 90_000)) == 1, trial.said()
 
     folder = trial.paths.checkpoints / "epoch2epochstep2globalstep8"
     assert _one_message(trial) == (

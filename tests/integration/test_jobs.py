@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,6 +74,20 @@ def test_runs_and_evaluations_at_work_are_listed(machine: Path) -> None:
     assert f"process {process}" in shown
     assert "running  tiny-recall/run1" in shown
     assert jobs() == ([], ""), "their processes have ended"
+
+
+def test_a_run_is_named_by_its_trainer_as_status_names_it(machine: Path) -> None:
+    run = RunWriter(machine / "runs").config().attempt().steps(1, 2).run
+    command, trainer = run.logs / "launch.lock", run.logs / "run.lock"
+    with holding(command) as launcher:
+        assert [job["submission_id"] for job in jobs()[0]] == [f"process {launcher}"], (
+            "it is about to start the trainer"
+        )
+        os.utime(command, (1000, 1000))
+        with holding(trainer) as process:
+            (job,), _ = jobs()
+            assert f"running (process {process})" in CliRunner().invoke(app, ["status", "--here"]).stdout
+    assert (job["submission_id"], job["started"]) == (f"process {process}", 1000)
 
 
 def test_runs_of_others_are_counted_and_listed_by_their_name(machine: Path) -> None:

@@ -44,7 +44,7 @@ def test_other_settings_are_refused_and_shown(forks: Forks, short: Trial) -> Non
 
     said = short.said()
     assert said.startswith(
-        "error: the recover checkpoint of step 5 was written with other settings (checkpoint -> now):"
+        "error: the recover checkpoint of step 5 was written with other settings or data (checkpoint -> now):"
     )
     assert ":\n  train.learning_rate: 0.001 -> 0.002\n  warmup.steps: 150 -> 151\n" in said
     assert "trial_name=NEW" in said

@@ -158,6 +158,7 @@ def test_killed_in_its_start_a_run_goes_on_to_the_same_weights(
     assert "state        killed" in told
     assert f"supervised start: step {start_records(trial)[-1]['step']} of {START_STEPS}" in told
     assert "step         0/" in told
+    assert "command" in trial.records("start")[-1], "status has no command that goes on"
     assert forks.run(trial) == 0, trial.said()
     assert 0 < done <= START_STEPS
     assert len(start_steps(trial)) < done + START_STEPS, "the start began again"

@@ -113,6 +113,25 @@ def test_supervised_run_that_was_stopped_ends_as_one_that_was_not(
     assert all(step["timings"]["checkpoint"] > 0 for step in whole.records("step")[1:])
 
 
+def test_examples_that_were_edited_in_place_are_refused_at_a_recover_checkpoint(
+    forks: Forks, new_trial: NewTrial, tmp_path: Path
+) -> None:
+    trial = sft(new_trial, tmp_path, **{"train.total_steps": 1})
+    assert forks.run(trial) == 0, trial.said()
+    file = tmp_path / "examples.jsonl"
+    text = file.read_text()
+    file.write_text(text.replace("lamp", "lump"))
+    trial.change(**{"train.total_steps": 2})
+
+    assert forks.run(trial) == 2
+
+    told = f"settings or data (checkpoint -> now):\n  task.path/examples.jsonl: {len(text)} bytes, sha256 "
+    assert told in trial.said()
+    file.write_text(text)
+    assert forks.run(trial) == 0, trial.said()
+    assert trial.records("attempt")[-1]["resume_step"] == 1
+
+
 def test_two_ranks_learn_what_one_does(new_trial: NewTrial, tmp_path: Path) -> None:
     losses = []
     for ranks in (1, 2):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clusterkit.config.resolve import resolve
-from trainer.checkpoint.fingerprint import differences, fingerprint
+from trainer.checkpoint.fingerprint import differences, fingerprint, shared_changes
 from trainer.config import RunConfig
 
 
@@ -102,6 +102,17 @@ def test_runs_of_the_mathematics_presets_go_on_though_their_row_has_another_name
     del before["algorithm.overlong_tokens"]
 
     assert differences(before, now) == []
+
+
+def test_data_files_count_where_both_sides_know_theirs() -> None:
+    settings = fingerprint(resolve("tiny").config)
+    saved = settings | {"task.path/questions.jsonl": "9 bytes", "task.path/documents.jsonl": "7 bytes"}
+    now = settings | {"task.path/questions.jsonl": "9 bytes", "task.path/documents.jsonl.gz": "5 bytes"}
+
+    assert differences(saved, settings) == differences(settings, now) == []
+    lines = ["task.path/documents.jsonl: 7 bytes -> (not set)", "task.path/documents.jsonl.gz: (not set) -> 5 bytes"]
+    assert differences(saved, now) == lines
+    assert [name for name, _, _ in shared_changes(saved, now)] == [line.partition(":")[0] for line in lines]
 
 
 def test_a_run_goes_on_with_its_adapters_alone() -> None:

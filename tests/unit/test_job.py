@@ -5,6 +5,7 @@ A script stands in for the trainer: it dies when it is to, and on the disk that 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -61,9 +62,12 @@ def test_a_start_that_is_refused_after_the_run_had_begun_is_tried_again(tmp_path
     done = run_job(tmp_path / "later", later)
     assert done.returncode == 0, done.stdout
     assert "exit code 2 before it began; restart 2" in done.stdout
+    marks = [json.loads((tmp_path / "later" / f"attempt_{n}" / "exit.json").read_text()) for n in (1, 2, 3)]
+    assert [(mark["code"], mark["restart_s"]) for mark in marks] == [(-9, 0.0), (2, 0.0), (0, None)]
 
     first = run_job(tmp_path / "first", "exit 2")
     assert (first.returncode, first.stdout) == (2, "")
+    assert json.loads((tmp_path / "first" / "attempt_1" / "exit.json").read_text())["restart_s"] is None
 
 
 def test_what_a_start_needs_is_waited_for_as_long_as_restarts_are_allowed(tmp_path: Path) -> None:

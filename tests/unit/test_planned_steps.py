@@ -104,6 +104,26 @@ def test_a_part_that_is_held_out_when_asked_is_not_planned_with(tmp_path: Path) 
     assert timing.schedule(far).train_size == 84_800
 
 
+def test_the_questions_of_a_folder_are_counted(tmp_path: Path) -> None:
+    whole, divided = tmp_path / "whole", tmp_path / "divided"
+    for place, rows in {whole: 80, divided / "train": 80, divided / "dev": 40, divided / "test": 40}.items():
+        place.mkdir(parents=True)
+        hotpotqa(place, rows)
+
+    def told(folder: Path, *more: str) -> tuple[str, RunConfig]:
+        plan = plan_preset(
+            "135M_read", None, [f"task.path={folder}", "supervised.dataset=", "task.num_documents=2", *more]
+        )
+        return next(finding.message for finding in plan.findings if finding.check == "data"), plan.config
+
+    for folder, bound in ((whole, "at most "), (divided, "")):
+        message, config = told(folder)
+        assert message == f"{bound}{train_size(config)} rows to train on, {train_size(config) // 16} steps an epoch"
+    assert train_size(config) == 120
+    assert told(divided, "task.train_size=32")[0].startswith("32 rows to train on, 2 steps")
+    assert told(tmp_path / "nowhere")[0].startswith("at most 65536 rows")
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

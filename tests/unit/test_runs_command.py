@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,12 @@ def test_alone_it_asks_no_queue(machine: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", str(machine))
 
     assert "tiny-recall/run1  submitted  3/30" in CliRunner().invoke(app, []).stdout
+    writer.finish("failed", 3, "no space left")
+    for restart, state in (("60.0", "submitted"), ("null", "failed")):
+        writer.run.exit_mark(1).write_text(f'{{"code": 2, "restart_s": {restart}}}')
+        told = CliRunner().invoke(app, []).stdout
+        assert re.search(rf"tiny-recall/run1 +{state} +3/30", told)
+        assert ("once put right" in told) == (state == "failed"), "while its restart waits nothing has to be done"
     assert not (machine / "asked").exists()
-    assert [run["state"] for run in listed("--slurm")] == ["killed"]
+    assert [run["state"] for run in listed("--slurm")] == ["failed"]
     assert (machine / "asked").exists()

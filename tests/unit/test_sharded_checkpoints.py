@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from trainer.checkpoint.recover import RecoverStore
+from trainer.checkpoint.room import CheckpointSizes
 from trainer.train.distributed import single_world
 from trainer.train.weightfiles import WeightFiles
 
@@ -55,6 +56,11 @@ def test_an_export_of_four_ranks_is_the_model(saved: tuple[Path, list[dict[str, 
     index = json.loads((folder / world / "files" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in files}
     assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in expected.values())
+    # What is asked for of the disk beforehand: the same on every rank, and on disk with what describes it.
+    sizes = CheckpointSizes(12 * sum(t.numel() for t in expected.values()), index["metadata"]["total_size"])
+    assert all(its[world]["sizes"] == sizes for its in told)
+    slot = folder / world / "recover" / "slot-a"
+    assert sizes.recover < sum(file.stat().st_size for file in slot.iterdir()) < 1.5 * sizes.recover
 
 
 def test_a_disk_that_one_rank_finds_full_is_told_by_all(saved: tuple[Path, list[dict[str, Any]]]) -> None:

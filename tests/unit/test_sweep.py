@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,14 +13,16 @@ from run_writer import RunWriter
 from slot_writer import write_slot
 from typer.testing import CliRunner
 
-from clusterkit.backends.base import Backend, Job, Place, PlannedRun, RunRequest, SubmittedRun
-from clusterkit.cli.actions import sweep_trials
+from clusterkit.backends.base import Backend, Job, Place, PlannedRun, RunRequest, StoredInput, SubmittedRun
+from clusterkit.backends.local.backend import LocalBackend
+from clusterkit.cli.actions import sweep, sweep_trials
 from clusterkit.cli.actions.sweep_trials import SweptRun, jobs_at_once, submit_all
 from clusterkit.cli.main import app
 from clusterkit.config.resolve import resolve
 from clusterkit.config.sweep import combinations, split_values
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.assets.model import NodeAsset, Origin
 from clusterkit.provision.ray.token import local_file
 from clusterkit.runs.directory import hold_lock
 from clusterkit.runs.trials import run_directory
@@ -151,6 +154,34 @@ def test_the_dry_run_lists_the_trials_with_what_each_would_do(machine: Path) -> 
         ("seed-3", ["seed=3"], "new"),
     ]
     assert not (machine / "logs" / RunWriter(machine, trial="x").run.user / "tiny-recall" / "seed-3").exists()
+
+
+def test_the_storage_is_asked_before_any_trial_starts(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage of this machine stands in for a cluster's."""
+    looks = list[str]()
+
+    class Stored(LocalBackend):
+        def plan(self, request: RunRequest) -> PlannedRun:
+            model = NodeAsset("model", f"of {request.config.train.threads}", "/storage/models/m", Origin.HOST)
+
+            def look() -> list[StoredInput]:
+                looks.append(request.config.trial_name)
+                gone = "model m is not on the cluster" if request.config.train.threads == 3 else ""
+                return [StoredInput("model m is there"), StoredInput("dataset d is there", gone)]
+
+            planned = super().plan(request)
+            return replace(planned, request=replace(planned.request, assets=(model,)), look=look)
+
+    monkeypatch.setattr(sweep, "open_backend", Stored)
+
+    shown = train("--sweep", "seed=1,2", "--sweep", "train.threads=1,2").stdout.splitlines()
+
+    assert shown.count("  storage     model m is there") == shown.count("  storage     dataset d is there") == 1
+    assert looks == ["seed-1_threads-1", "seed-1_threads-2"], "once for all with the same models and data"
+    assert [one["storage"] for one in plans("--sweep", "seed=1,2")] == [["model m is there", "dataset d is there"]] * 2
+    told = "seed-1_threads-3, seed-2_threads-3: model m is not on the cluster\nNo trial was started"
+    for more in ((), ("--dry-run",)):
+        assert refused("--sweep", "seed=1,2", "--sweep", "train.threads=1,3", *more) == told
 
 
 def test_a_plan_that_differs_between_trials_is_told_for_each() -> None:

@@ -65,11 +65,13 @@ def test_the_recorded_command_goes_on_with_that_run(machine: Path, typed: str, a
     assert recorded(started(machine, f"clusterkit {typed}")) == f"clusterkit {again}"
 
 
-def test_a_run_that_was_stopped_in_its_warm_up_has_recorded_its_command_at_its_end(machine: Path) -> None:
-    writer = RunWriter(machine).config()
-    writer.record("warmup", phase="sft", step=4, steps=9)
+@pytest.mark.parametrize("status", ["", "interrupted"])
+def test_a_run_that_ended_in_its_warm_up_has_recorded_its_command(machine: Path, status: str) -> None:
+    writer = started(machine, "clusterkit train --preset tiny trial_name=run1 seed=1")
     command = "clusterkit train --preset tiny trial_name=run1"
-    writer.record("finish", status="interrupted", global_step=0, message="", command=command)
+    writer.record("start", command=command, attempt=3).record("warmup", phase="sft", step=4, steps=9, attempt=3)
+    if status:  # else it was killed
+        writer.record("finish", status=status, global_step=0, message="", command=command, attempt=3)
 
     assert recorded(writer) == command
 
@@ -135,7 +137,12 @@ def test_a_command_that_would_fail_again_is_not_printed_as_it_was(machine: Path)
     home = [" ".join(line.split()) for line in CliRunner().invoke(app, []).stdout.splitlines()]
     assert f"once put right {again}" in home
 
-    writer.run.exit_mark(2).write_text('{"code": 1}')
+    writer.run.exit_mark(2).write_text('{"code": 2, "restart_s": 60.0}')
+    assert f"go on        it was to be started again; where its command or job has ended, {again}" in status()
+    home = [" ".join(line.split()) for line in CliRunner().invoke(app, []).stdout.splitlines()]
+    assert f"go on with it {again}" in home
+
+    writer.run.exit_mark(2).write_text('{"code": 1, "restart_s": null}')
     writer.run.console(2).write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     (changed,) = [line for line in status() if line.startswith("go on")]
     assert changed.startswith(f"go on        {again} train.max_tokens_per_mb=")

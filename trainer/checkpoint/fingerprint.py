@@ -69,7 +69,8 @@ FREE = (
 # be the same place in the tasks.
 SHARED = ("model.", "task.", "agent.template", "rollout.batch_size", "trainer.type")
 
-
+DATA = "task.path/"
+"""Begins the names of a task's data files, whose contents count like settings."""
 UNSET = "(not set)"
 ROW_FIELDS = ("advantage", "loss_norm", "clip_low", "clip_high", "dual_clip")
 ROW_NAMES = (*(f"algorithm.{name}" for name in ROW_FIELDS), "algorithm.overlong_tokens", "rollout.refill")
@@ -111,7 +112,8 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, 
 
     A field that did not exist when the checkpoint was written had its default. Values count as they act: an unset
     `algorithm.dual_clip` and one that is set to the row's value are the same. Fields that the task, agent or reward of
-    either side lacks do not count, since 0.1 saved the fields of all of them.
+    either side lacks do not count, since 0.1 saved the fields of all of them. Data files count where both sides have
+    any: earlier versions saved none, and who only looks at a run may not have them.
     """
     saved, now = _of_both(saved, now)
     of_all = {f"{c.section}.{field}": value for c in CHOICES.values() for field, value in c.defaults().items()}
@@ -130,9 +132,12 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, 
 
 
 def _of_both(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both without fields that the task, agent or reward of either lacks."""
+    """Both without fields that the task, agent or reward of either lacks, and without data files if one has none."""
+    data = all(any(name.startswith(DATA) for name in settings) for settings in (saved, now))
 
     def foreign(name: str) -> bool:
+        if name.startswith(DATA):
+            return not data
         section, _, field = name.partition(".")
         choice = CHOICES.get(section)
         if choice is None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.fingerprint import differences, fingerprint, shared_changes
+from trainer.checkpoint.fingerprint import DATA, differences, fingerprint, shared_changes
 from trainer.checkpoint.slots import Slot, Slots
 from trainer.config import RunConfig
 from trainer.errors import UserError
+from trainer.tasks.datafiles import data_digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,15 @@ class Start:
         return self.slot.state.global_step if self.slot else self.done
 
 
+def settings_and_data(config: RunConfig) -> dict[str, Any]:
+    """The fingerprint with what tells the contents of the task's data files apart, which are read for it.
+
+    Raises:
+        UserError: one is missing or cannot be read.
+    """
+    return fingerprint(config) | {f"{DATA}{name}": digest for name, digest in data_digests(config).items()}
+
+
 def find_start(config: RunConfig, recover: Path, metrics: Path | None = None) -> Start:
     """The newest whole slot that fits the configuration. Changes nothing on disk.
 
@@ -43,7 +53,7 @@ def find_start(config: RunConfig, recover: Path, metrics: Path | None = None) ->
 
     Raises:
         UserError: a checkpoint is demanded and missing, one was written and has gone, none is whole, or it was written
-            with other settings.
+            with other settings or data.
     """
     store = Slots(recover)
     if config.recover_mode == "disabled":
@@ -70,10 +80,10 @@ def find_start(config: RunConfig, recover: Path, metrics: Path | None = None) ->
                 "changed. To start afresh: recover_mode=disabled, or another trial_name"
             )
         return _from_another(config)
-    changed = differences(slot.fingerprint, fingerprint(config))
+    changed = differences(slot.fingerprint, settings_and_data(config))
     if changed:
         raise UserError(
-            f"the recover checkpoint of step {slot.state.global_step} was written with other settings "
+            f"the recover checkpoint of step {slot.state.global_step} was written with other settings or data "
             "(checkpoint -> now):\n  " + "\n  ".join(changed) + "\nto go on: put them back. To start afresh: "
             "trial_name=NEW, or recover_mode=disabled"
         )
@@ -109,10 +119,12 @@ def _from_another(config: RunConfig) -> Start:
             + "".join(f"\n  {p}" for p in problems)
             + "\nname another run, or leave recover_from out to start at the beginning"
         )
-    if changed := shared_changes(slot.fingerprint, fingerprint(config)):
+    if changed := shared_changes(slot.fingerprint, settings_and_data(config)):
         raise UserError(
             f"recover_from={folder}: the checkpoint of step {slot.state.global_step} does not fit this run "
-            "(checkpoint -> now):\n  " + "\n  ".join(f"{key}: {was} -> {now}" for key, was, now in changed)
+            "(checkpoint -> now):\n  "
+            + "\n  ".join(f"{key}: {was} -> {now}" for key, was, now in changed)
+            + "\nput them back, or name a folder of weights, such as a persistent checkpoint, to take these alone"
         )
     note = f"starting from the recover checkpoint of step {slot.state.global_step} of another run, {slot.path}"
     return Start(slot, (note, *problems))

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from trainer.config import RunConfig
 from trainer.configfile import read_config
@@ -43,6 +44,7 @@ class Job:
         except UserError:
             self._settings = RunConfig()  # the trainer refuses it with its own message, in the run's files
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended: dict[Path, dict[str, Any]] = {}  # exit.json of the last attempt, once it has ended
         self._stopped = threading.Event()
 
     def run(self) -> int:
@@ -57,6 +59,7 @@ class Job:
                 step = ends[-1].step if ends else 0
                 ends.append(Ended(1, f"the attempt cannot be kept track of: {error}", step, began=False))
             verdict = judge(ends, retries_of(self._settings), self._settings.recover_after)
+            self._keep_end(verdict.wait)
             code = ends[-1].code
             if verdict.wait is None:
                 if not ends[-1].final and (code != REFUSED or len(ends) > 1):
@@ -64,9 +67,17 @@ class Job:
                 return code if code >= 0 else 128 - code
             _say(f"the trainer failed: {ends[-1].message or f'exit code {code}'}; {verdict.reason}")
             if self._stopped.wait(verdict.wait):
+                self._keep_end(None)
                 return 130
 
+    def _keep_end(self, wait: float | None) -> None:
+        """Write how the last attempt ended. wait: seconds until the next start; None: there is none."""
+        with suppress(OSError):
+            for path, mark in self._ended.items():
+                write_atomic(path, json.dumps({**mark, "restart_s": wait}))
+
     def _attempt(self) -> Ended:
+        self._ended = {}
         number = new_attempt(self._logs)
         folder = self._logs / f"attempt_{number}"
         began, before = time.time(), last_step(self._logs / "metrics.jsonl")
@@ -92,15 +103,19 @@ class Job:
                     sys.stdout.buffer.flush()
             code = self._process.wait()
         end = ended(self._logs / "metrics.jsonl", number, code, before)
-        marker = {"code": code, "message": end.message, "global_step": end.step, "began": began, "ended": time.time()}
-        with suppress(OSError):
-            write_atomic(folder / "exit.json", json.dumps(marker))
+        self._ended = {folder / "exit.json": end_mark(end, began)}
         return end
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
         self._stopped.set()
         if self._process is not None:
             self._process.send_signal(number)
+
+
+def end_mark(end: Ended, began: float) -> dict[str, Any]:
+    """What exit.json says of an attempt that has ended now, but for its restart. began: Unix seconds."""
+    facts = {"code": end.code, "message": end.message, "global_step": end.step}
+    return {**facts, "began": began, "ended": time.time()}
 
 
 def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:

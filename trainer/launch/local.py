@@ -79,7 +79,9 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     set_threads(config)
     monitor = Monitor(paths.logs, number, make_sinks(config, paths.logs))
     status, message, step, crashed = "failed", "", start.global_step, False
+    command = os.environ.get("CLUSTERKIT_COMMAND", "")
     try:
+        monitor.record("start", command=command)
         if config.model.path:  # before its GPUs are asked for: what is wrong with a model shows without any
             check_run(config, model_folder(config, monitor, stop))
         elif config.reward.name == "memalpha" and config.trainer.type != "sft":
@@ -111,7 +113,6 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         raise
     finally:
         with suppress(OSError):  # on a full disk there is an error to be told already
-            command = os.environ.get("CLUSTERKIT_COMMAND", "")  # a run that ends in its warm-up has no `attempt` record
             monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed, command=command)
         monitor.close()
 

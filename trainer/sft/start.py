@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.fingerprint import differences, fingerprint
-from trainer.checkpoint.start import Start, find_start
+from trainer.checkpoint.start import Start, find_start, settings_and_data
 from trainer.config import RunConfig
 from trainer.config_parts import EmbeddedConfig, EvalConfig, RolloutConfig, TrainerConfig
 from trainer.config_tasks import SftConfig
@@ -140,10 +140,13 @@ def find_supervised(config: RunConfig, goes_on: bool) -> SupervisedStart:
     if goes_on:
         return SupervisedStart(own.model_copy(update={"recover_mode": "auto"}), paths, Start(None), done)
     if done:
-        if changed := differences(done["fingerprint"], fingerprint(own)):
+        # It is made: examples that have gone are not missed.
+        now = settings_and_data(own) if examples_path(config).is_file() else fingerprint(own)
+        if changed := differences(done["fingerprint"], now):
             raise UserError(
-                "the supervised start was made with other settings (then -> now):\n  " + "\n  ".join(changed) + "\nto "
-                "go on: put them back. To start afresh: trial_name=NEW, or recover_mode=disabled"
+                "the supervised start was made with other settings or data (then -> now):\n  "
+                + "\n  ".join(changed)
+                + "\nto go on: put them back. To start afresh: trial_name=NEW, or recover_mode=disabled"
             )
         return SupervisedStart(own, paths, Start(None), done)
     require_examples(config)
@@ -163,9 +166,9 @@ def start_facts(paths: RunPaths) -> dict[str, Any]:
     return facts if whole else {}
 
 
-def mark_done(paths: RunPaths, config: RunConfig, facts: dict[str, Any]) -> None:
-    """Write start.json, then remove the recover checkpoints. paths, config: of the start."""
-    write_atomic(paths.logs / MARK, json.dumps({"fingerprint": fingerprint(config), **facts}, indent=1))
+def mark_done(paths: RunPaths, settings: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Write start.json, then remove the recover checkpoints. paths, settings (with data): of the start."""
+    write_atomic(paths.logs / MARK, json.dumps({"fingerprint": settings, **facts}, indent=1))
     shutil.rmtree(paths.recover, ignore_errors=True)
 
 

@@ -54,7 +54,7 @@ class StartRun(SftRun):
         super()._close(**facts)
         if self.world.is_main:
             told = {"global_step": self.state.global_step, "seconds": round(self.state.seconds, 3), **facts}
-            mark_done(self.paths, self.config, {**told, "checkpoint": str(self.paths.checkpoints)})
+            mark_done(self.paths, self.fingerprint, {**told, "checkpoint": str(self.paths.checkpoints)})
 
 
 class StartMonitor(Monitor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from clusterkit.backends.base import Job
@@ -15,16 +16,15 @@ def training_jobs(fileroot: Path) -> list[Job]:
     found = []
     for user in (path.name for path in (fileroot / "logs").glob("*")):
         for run in runs(fileroot, user=user):
-            for lock in (run.logs / "launch.lock", run.logs / "run.lock"):
-                if (job := _job(lock, user, run.experiment, run.trial, str(run.logs))) is not None:
-                    found.append(job)
-                    break
-    return found
+            # The trainer's process names it, as in `status`; its command's began before.
+            locks = (run.logs / "run.lock", run.logs / "launch.lock")
+            found.append(_job(locks, user, run.experiment, run.trial, str(run.logs)))
+    return [job for job in found if job is not None]
 
 
 def evaluation_jobs(folder: Path) -> list[Job]:
     """Evaluations whose --out is in a folder."""
-    found = [_job(lock, owner_of(lock), "eval", lock.parent.name) for lock in folder.glob(f"*/{LOCK}")]
+    found = [_job((lock,), owner_of(lock), "eval", lock.parent.name) for lock in folder.glob(f"*/{LOCK}")]
     return [job for job in found if job is not None]
 
 
@@ -37,9 +37,13 @@ def owner_of(file: Path) -> str:
         return str(number)
 
 
-def _job(lock: Path, user: str, experiment: str, trial: str, run_dir: str | None = None) -> Job | None:
-    """The job that holds a lock, which it took when it began; None for a free one."""
-    if (holder := lock_holder(lock)) is None:
+def _job(locks: Sequence[Path], user: str, experiment: str, trial: str, run_dir: str | None = None) -> Job | None:
+    """The job whose processes hold these locks, named by the first that is held; None where all are free.
+
+    It began when the oldest was taken.
+    """
+    held = [(holder, lock.stat().st_mtime) for lock in locks if (holder := lock_holder(lock)) is not None]
+    if not held:
         return None
-    started = lock.stat().st_mtime
-    return Job(holder, "RUNNING", started=started, user=user, experiment=experiment, trial=trial, run_dir=run_dir)
+    started = min(taken for _, taken in held)
+    return Job(held[0][0], "RUNNING", started=started, user=user, experiment=experiment, trial=trial, run_dir=run_dir)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from clusterkit.backends.base import RunOutcome
 from clusterkit.backends.local.launch import Ending, new_attempt, run_trainer, wait_or_signal, write_config
@@ -22,7 +23,7 @@ from trainer.config import RunConfig
 from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import write_atomic
-from trainer.launch.job import ended, last_step
+from trainer.launch.job import end_mark, ended, last_step
 from trainer.launch.retries import REFUSED, Ended, judge, retries_of
 
 SHOWN_CONSOLE_LINES = 10
@@ -99,15 +100,18 @@ def follow(
         if outcome.status not in ("failed", "killed"):
             return outcome
         ends.append(ended(run.metrics, attempt, ending.returncode, before))
-        _record_end(run, attempt, ends[-1], began)
         verdict = judge(ends, restarts.most, restarts.first_wait)
         taken_before = ends[-1].code == REFUSED and len(ends) > 1
-        if verdict.wait is None or not (ends[-1].crash or taken_before) or not restarts.most:
+        wait = verdict.wait if restarts.most and (ends[-1].crash or taken_before) else None
+        mark = end_mark(ends[-1], began)
+        _record_end(run, attempt, mark, wait)
+        if wait is None:
             break
         message = f"the trainer died ({ends[-1].message}): {verdict.reason}; {_recover_text(run, history)}"
         progress.say(f"{message}. Ctrl-C stops here")
         _record_warning(run, attempt, message)
-        if wait_or_signal(verdict.wait):
+        if wait_or_signal(wait):
+            _record_end(run, attempt, mark, None)
             kept = f"interrupted while waiting to start the trainer again: {_recover_text(run, history)}"
             return RunOutcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
         attempt = new_attempt(run)
@@ -120,11 +124,14 @@ def follow(
     return replace(outcome, message="\n".join([outcome.message, *reasons]))
 
 
-def _record_end(run: RunDirectory, attempt: int, end: Ended, began: float) -> None:
-    """Keep how an attempt ended, as a dispatched one does: a signal leaves no other trace."""
-    marker = {"code": end.code, "message": end.message, "global_step": end.step, "began": began, "ended": time.time()}
+def _record_end(run: RunDirectory, attempt: int, mark: dict[str, Any], wait: float | None) -> None:
+    """Keep how an attempt ended, as a dispatched one does: a signal leaves no other trace.
+
+    Args:
+        wait: seconds until the next start; None: there is none.
+    """
     with suppress(OSError):  # a full disk
-        write_atomic(run.exit_mark(attempt), json.dumps(marker))
+        write_atomic(run.exit_mark(attempt), json.dumps({**mark, "restart_s": wait}))
 
 
 def _record_warning(run: RunDirectory, attempt: int, message: str) -> None:

@@ -12,19 +12,20 @@ from typing import TypeVar
 
 import typer
 
-from clusterkit.backends.base import Backend, RunRequest
+from clusterkit.backends.base import Backend, PlannedRun, RunRequest
 from clusterkit.backends.records import Runs, errors_with_original_paths
 from clusterkit.backends.table import open_backend
 from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
 from clusterkit.cli.actions.runs import print_table
 from clusterkit.cli.actions.sweep_trials import SweptRun, submit_all, train_in_turn
-from clusterkit.cli.actions.train import place_for
+from clusterkit.cli.actions.train import look_at_storage, place_for, storage_line
 from clusterkit.cli.actions.train_from import settings_from
 from clusterkit.cli.trainoptions import TrainOptions
 from clusterkit.config.aliases import translation_notes
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.config.sweep import Combination, combinations
+from clusterkit.provision.assets.model import NodeAsset
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.overview import RunOverview, differing, flat, overview
 from clusterkit.runs.train_command import again_command
@@ -38,6 +39,8 @@ INTERRUPTED = 130
 
 T = TypeVar("T")
 S = TypeVar("S")
+Look = Callable[[PlannedRun], tuple[list[str], UserError | None]]
+"""As `look_at_storage`."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,13 @@ def sweep(sweeps: list[str], typed: TrainOptions) -> None:
     with open_backend(place, output.note) as backend:
         records = backend.runs(backend.request(typed.preset, typed.task, wanted[0].settings).config.fileroot)
         records.fetch_overviews()
+        look = _once_for_all(look_at_storage)
 
         def checked(one: _Typed) -> tuple[SweptRun, RunPlan]:
             words = list(one.settings)
             if typed.recover_from is not None:
                 words += settings_from(typed.recover_from, backend, typed.preset, typed.task, words)
-            return _checked(backend, records, backend.request(typed.preset, typed.task, words))
+            return _checked(backend, records, backend.request(typed.preset, typed.task, words), look)
 
         found = _all_of(wanted, checked, lambda one: one.combination.trial)
         runs = [run for run, _ in found]
@@ -95,17 +99,35 @@ def sweep(sweeps: list[str], typed: TrainOptions) -> None:
         raise typer.Exit(code)
 
 
-def _checked(backend: Backend, records: Runs, request: RunRequest) -> tuple[SweptRun, RunPlan]:
+def _checked(backend: Backend, records: Runs, request: RunRequest, look: Look) -> tuple[SweptRun, RunPlan]:
     """Whether a trial can be started, and its plan."""
     config = request.config.model_copy(update={"fileroot": str(records.folder)})
     with errors_with_original_paths(records):
         trial = choose_trial(config, named_by_user=True)
-    plan = RunPlan(request.config, trial)
+    plan, complete = RunPlan(request.config, trial), trial.state is TrialState.COMPLETE
+    stored = list[str]()
     if backend.attach(request) is None:
         planned = backend.plan(request)
         if refused := refusal(planned.request.typed or planned.request.config, planned.trial):
             raise refused
-    return SweptRun(request, plan.summary, trial.state is TrialState.COMPLETE), plan
+        if not complete:
+            stored, missing = look(planned)
+            if missing:
+                raise missing
+    return SweptRun(request, plan.summary, complete, tuple(stored)), plan
+
+
+def _once_for_all(look: Look) -> Look:
+    """A look at the storage that is taken once for all trials with the same models and data."""
+    known: dict[tuple[NodeAsset, ...], tuple[list[str], UserError | None]] = {}
+
+    def looked(planned: PlannedRun) -> tuple[list[str], UserError | None]:
+        assets = planned.request.assets
+        if assets not in known:
+            known[assets] = look(planned)
+        return known[assets]
+
+    return looked
 
 
 def _all_of(items: Sequence[T], work: Callable[[T], S], name: Callable[[T], str]) -> list[S]:
@@ -143,11 +165,16 @@ def _print_plans(
     if as_json:
         plans = [
             {"trial": run.request.config.trial_name, "settings": list(one.combination.words), "plan": plan.as_dict()}
+            | ({"storage": list(run.stored)} if run.stored else {})
             for one, (run, plan) in zip(wanted, found, strict=True)
         ]
         output.result_json(records.with_original_paths({"trials": plans}))
         return
-    lines = [[line for line in plan.remote_lines(where)[1:] if not line.startswith("checkpoint")] for _, plan in found]
+    lines = [
+        [line for line in plan.remote_lines(where)[1:] if not line.startswith("checkpoint")]
+        + [storage_line(text) for text in run.stored]
+        for run, plan in found
+    ]
     shared = [line for line in lines[0] if all(line in other for other in lines)]
     how = f"one job each {where}" if where else "one after another on this machine"
     output.result(f"{len(found)} trials, {how} (nothing has been written or started)")

@@ -29,6 +29,7 @@ class SweptRun:
     request: RunRequest
     plan: str  # where it begins, in one sentence
     complete: bool  # nothing is left to train
+    stored: tuple[str, ...] = ()  # how the storage of its place has its model and data, a sentence each
 
     @property
     def name(self) -> str:

@@ -47,7 +47,7 @@ def train(typed: TrainOptions) -> None:
             plan = RunPlan(planned.request.config, planned.trial) if planned.trial else remote_plan(request.config)
             refused = refusal(planned.request.typed or planned.request.config, planned.trial)
             if typed.dry_run:
-                stored, missing = _look(planned)
+                stored, missing = look_at_storage(planned)
                 _print_plan(planned, plan, stored, backend.where, typed.as_json)
                 refused = refused or missing
             if refused:
@@ -102,7 +102,7 @@ def place_for(runs: Sequence[Resolved], typed: TrainOptions) -> Place:
     return place
 
 
-def _look(planned: PlannedRun) -> tuple[list[str], UserError | None]:
+def look_at_storage(planned: PlannedRun) -> tuple[list[str], UserError | None]:
     """What the place's storage has of the run's models and data, and what the run would be refused for.
 
     A place that cannot be asked is no error: the plan holds without it.
@@ -115,6 +115,11 @@ def _look(planned: PlannedRun) -> tuple[list[str], UserError | None]:
     return [one.text for one in found], UserError(problem) if problem else None
 
 
+def storage_line(text: str) -> str:
+    """A sentence of `look_at_storage` as a line of a plan."""
+    return f"{'storage':<11} {text}"
+
+
 def _print_plan(planned: PlannedRun, plan: RunPlan, stored: list[str], where: str, as_json: bool) -> None:
     config = shown_values(planned.request.config)
     if as_json:
@@ -125,7 +130,7 @@ def _print_plan(planned: PlannedRun, plan: RunPlan, stored: list[str], where: st
         return
     output.exact(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     lines = plan.lines() if planned.trial else plan.remote_lines(where)
-    lines += [f"{'storage':<11} {line}" for line in stored]
+    lines += map(storage_line, stored)
     title = (
         f"The plan, {where} (nothing has been written or started)" if where else "The plan (nothing has been written)"
     )

@@ -122,7 +122,8 @@ def _last_record_within(text: str) -> Record | None:
 class History:
     """The records of a run that count: steps after the recover checkpoint of a later attempt are dropped.
 
-    `warmup` is the latest record of a warm-up in progress, `finish` says how the latest attempt ended; else None.
+    `start` is the first record of the newest attempt, `warmup` the latest one of a warm-up in progress, `finish` says
+    how the latest attempt ended; else None.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -132,6 +133,7 @@ class History:
         self.saves: list[Record] = []
         self.recovers: list[Record] = []
         self.warnings: list[str] = []
+        self.start: Record | None = None
         self.warmup: Record | None = None
         self.finish: Record | None = None
         self.last_time: float | None = None
@@ -152,7 +154,9 @@ class History:
             self.warmup = record
         elif kind in ("attempt", "step", "eval"):
             self.warmup = None
-        if kind == "attempt":
+        if kind == "start":
+            self.start = record
+        elif kind == "attempt":
             self._begin_attempt(record)
         elif kind == "warning":
             self.warnings.append(str(record.get("message", "")))

@@ -1,0 +1,54 @@
+"""Room for checkpoints, against the disk that the tests are on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.checkpoint.room import CheckpointSizes, room_problem, room_warning
+from trainer.disk import free_of
+
+
+@pytest.fixture
+def tenth(tmp_path: Path) -> int:
+    """A tenth of what is free."""
+    free = free_of(tmp_path)
+    assert free
+    return free // 10
+
+
+@pytest.mark.parametrize(
+    ("recover", "persistent", "steps", "saves", "present", "warns"),
+    [
+        (2, 1, 9, 3, 0, False),  # three slots at most, and three
+        (2, 1, 9, 5, 0, True),
+        (4, 1, 9, 1, 0, True),
+        (4, 1, 9, 1, 1, False),  # one slot is there: two more
+        (4, 1, 9, 3, 2, False),
+        (4, 1, 1, 1, 0, False),  # a single step
+    ],
+)
+def test_what_is_to_come_is_counted(
+    tmp_path: Path, tenth: int, recover: int, persistent: int, steps: int, saves: int, present: int, warns: bool
+) -> None:
+    slots = tmp_path / "recover"
+    for name in ("slot-a", "slot-b")[:present]:
+        (slots / name).mkdir(parents=True)
+    sizes = CheckpointSizes(recover * tenth, persistent * tenth)
+
+    told = room_warning(slots, tmp_path / "checkpoints", sizes, steps, saves)
+
+    assert bool(told) == warns, told
+    assert not warns or ("fileroot=FOLDER" in told and "free of" in told)
+
+
+def test_no_room_for_one_is_a_problem(tmp_path: Path, tenth: int) -> None:
+    assert room_problem(tmp_path / "recover", CheckpointSizes(9 * tenth, 9 * tenth)) == ""
+    told = room_problem(tmp_path / "recover", CheckpointSizes(12 * tenth, 0))
+    assert told.startswith(f"no space left for a recover checkpoint under {tmp_path / 'recover'}, which takes ")
+
+
+def test_a_disk_that_does_not_say_what_is_free_is_not_judged() -> None:
+    sizes = CheckpointSizes(1 << 60, 1 << 60)  # /proc has no blocks
+    assert room_problem(Path("/proc"), sizes) == room_warning(Path("/proc"), Path("/proc"), sizes, 9, 9) == ""

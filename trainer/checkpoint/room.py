@@ -1,0 +1,70 @@
+"""Whether the disks of a run have room for the checkpoints that it will write, looked at before its first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.checkpoint.slots import SLOTS
+from trainer.disk import bytes_text, disk_of, free_of, mount_of
+from trainer.train.learner import Learner
+from trainer.train.lora import is_adapter
+
+RECOVER_BYTES = 12
+"""Of a parameter that is trained: float32 weight and AdamW's two moments."""
+FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSizes:
+    """Bytes of one recover checkpoint and of one persistent checkpoint, but for what describes them."""
+
+    recover: int
+    persistent: int
+
+    @classmethod
+    def of(cls, learner: Learner) -> CheckpointSizes:
+        """Of what a learner trains, whole, however many ranks share it."""
+        trained = sum(one.numel() for group in learner.optimizer.param_groups for one in group["params"])
+        sizes = [(is_adapter(name), one.numel()) for name, one in learner.policy.named_parameters()]
+        adapters = sum(count for adapter, count in sizes if adapter)
+        whole = sum(count for adapter, count in sizes if not adapter)
+        weights = learner.world.dtype.itemsize * whole if learner.config.checkpoint.merged or not adapters else 0
+        return cls(RECOVER_BYTES * trained, weights + FLOAT32 * adapters)
+
+
+def room_problem(recover: Path, sizes: CheckpointSizes) -> str:
+    """Why not one recover checkpoint fits, with the way out; empty where one may. recover: their folder."""
+    free = free_of(recover)
+    if free is None or free >= sizes.recover:
+        return ""
+    return (
+        f"no space left for a recover checkpoint under {recover}, which takes {bytes_text(sizes.recover)}: free some "
+        "space there, then start the same command again to go on; or begin in another folder, fileroot=FOLDER. "
+        f"{disk_of(recover)}"
+    )
+
+
+def room_warning(recover: Path, persistent: Path, sizes: CheckpointSizes, steps: int, saves: int) -> str:
+    """What to tell where less is free than the run's checkpoints will take; empty where it is enough, or is not known.
+
+    Args:
+        recover: folder of the recover checkpoints. persistent: that of the persistent ones.
+        steps: steps that are left. saves: persistent checkpoints that are left.
+    """
+    present = sum((recover / name).is_dir() for name in SLOTS)
+    slots = min(len(SLOTS) + 1 - present, steps)  # a new one is whole before it takes the place of the older one
+    wanted: dict[Path, int] = {}
+    for folder, size in ((recover, slots * sizes.recover), (persistent, saves * sizes.persistent)):
+        disk = mount_of(folder)
+        wanted[disk] = wanted.get(disk, 0) + size
+    full = [disk for disk, size in wanted.items() if (free := free_of(disk)) is not None and free < size]
+    if not full:
+        return ""
+    return (
+        f"the disk will be full before the run ends: {slots} x {bytes_text(sizes.recover)} for recover checkpoints "
+        f"(two are kept, and the next is written beside them) and {saves} x {bytes_text(sizes.persistent)} for "
+        f"persistent ones are to come, and trajectories on top. {'. '.join(map(disk_of, full))}: free some space, "
+        "write persistent ones less often (checkpoint.save_freq_steps, save_freq_epochs), or begin in another folder, "
+        "fileroot=FOLDER"
+    )
