@@ -44,16 +44,24 @@ def line_json(value: Any) -> None:
 
 
 def outcome(text: str | Callable[[], str], facts: Any, *, as_json: bool) -> None:
-    """Print what came of a command: a text for people, which may have to be made first, or its facts as JSON."""
+    """Print what came of a command: a text for people, which may have to be made first, or its facts as JSON.
+
+    The text is folded where the terminal is too narrow for it.
+    """
     if as_json:
         result_json(facts)
     else:
-        result(text if isinstance(text, str) else text())
+        lines([text if isinstance(text, str) else text()])
 
 
 def note(text: str) -> None:
     """Print progress or advice on stderr."""
     _write(sys.stderr, text)
+
+
+def advice(found: Iterable[str]) -> None:
+    """Print what to type next on stderr, in lines that fit the terminal."""
+    note(fitted(found))
 
 
 def notes(lines: Iterable[str]) -> None:

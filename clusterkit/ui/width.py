@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from textwrap import wrap
 
-_COMMAND = re.compile(r" *(?:[A-Za-z][A-Za-z ]{0,16}(?:: | {2,}))?clusterkit [a-z]")
+_COMMAND = re.compile(r" *(?:[A-Za-z][A-Za-z ]{0,16}(?:: | {2,}))?(?:clusterkit|tensorboard) [a-z-]")
 """A line that is a command, or a label and one: cut off after a backslash, it can still be copied."""
 
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\ """)

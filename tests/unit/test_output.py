@@ -11,6 +11,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     RunWriter(tmp_path / "runs").config().attempt().steps(1, 9).run.console(1).write_text("error: no more disk\n")
     return tmp_path
+
+
+@contextmanager
+def _at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the run as if it trained it."""
+    lock = next(folder.glob("runs/logs/*/tiny-recall/run1")) / "run.lock"
+    words = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        lock.write_text(f"{holder.pid}\n")
+        yield holder
 
 
 def _on_a_terminal(words: list[str], folder: Path, **environment: str) -> str:
@@ -125,6 +139,15 @@ def test_a_line_goes_on_under_the_column_that_it_began_in(monkeypatch: pytest.Mo
     assert fitted(["a " * 40], 100) == "a " * 40
 
 
+@pytest.mark.parametrize("words", ["", "jobs", "train --preset tiny --dry-run --sweep seed=1,2"], ids=str)
+def test_what_a_narrow_terminal_shows_is_folded_between_words(folder: Path, words: str) -> None:
+    with _at_work(folder):
+        lines = _on_a_terminal(words.split(), folder, COLUMNS="60", NO_COLOR="1").splitlines()
+
+    assert len(lines) > 2
+    assert [line for line in lines if len(line) > 60 and " " in line.strip().removesuffix(" \\")] == []
+
+
 def test_a_command_that_is_cut_off_can_still_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     text = fitted(["Train it: clusterkit train --preset 7B_n4 --cluster default n_nodes=2"], 100)
@@ -198,16 +221,10 @@ def test_logs_as_json_have_text_level_and_time(folder: Path) -> None:
 
 
 def test_stop_as_json_says_which_run_and_how_it_ended(folder: Path) -> None:
-    lock = next(folder.glob("runs/logs/*/tiny-recall/run1")) / "run.lock"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    lock.write_text(f"{holder.pid}\n")
-    stopped = json.loads(CliRunner().invoke(app, ["stop", "--json", "--here"]).stdout)
+    with _at_work(folder) as holder:
+        stopped = json.loads(CliRunner().invoke(app, ["stop", "--json", "--here"]).stdout)
 
-    assert holder.wait(10) == -signal.SIGTERM
+        assert holder.wait(10) == -signal.SIGTERM
     assert (stopped["run"], stopped["forced"]) == ("tiny-recall/run1", False)
     assert stopped["message"].startswith("tiny-recall/run1 is stopped; ")
 

@@ -14,7 +14,6 @@ from clusterkit.runs.diagnose.applied import apply_changes, overrides_file
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_log, diagnose_run, train_command
 from clusterkit.runs.diagnose.view import diagnosis_lines
 from clusterkit.ui import output
-from clusterkit.ui.width import fitted
 from trainer.errors import RunError
 
 
@@ -30,13 +29,13 @@ def diagnose(run: RunOptions, log: str | None, *, as_json: bool, apply: bool) ->
         with errors_with_original_paths(runs):
             shown = _apply(diagnosis, backend, runs) if apply else (diagnosis.as_dict(), diagnosis_lines(diagnosis))
         facts, lines = runs.with_original_paths(shown)
-        output.outcome(fitted(lines), facts, as_json=as_json)
+        output.outcome("\n".join(lines), facts, as_json=as_json)
 
 
 def _show_log(diagnosis: Diagnosis, as_json: bool) -> None:
     """Print what was found in a log by itself; one of no known kind is an error."""
     if as_json or not diagnosis.is_unknown:
-        output.outcome(fitted(diagnosis_lines(diagnosis)), diagnosis.as_dict(), as_json=as_json)
+        output.outcome("\n".join(diagnosis_lines(diagnosis)), diagnosis.as_dict(), as_json=as_json)
     if diagnosis.is_unknown:
         notes = "".join(f" ({note})" for note in diagnosis.notes)
         raise RunError(

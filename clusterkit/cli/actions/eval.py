@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ def _print_results(finished: Finished, as_json: bool) -> None:
         else:
             output.result(split_wide((finished.folder / "table.txt").read_text(encoding="utf-8"), width))
         output.note(f"Results: {finished.folder}. Answers that are wrong: {page}")
+        output.advice(["Next:", f"  look at answers  clusterkit eval show {shlex.quote(str(finished.folder))}"])
     if not finished.complete:
         missing = sum(row["missing"] for row in finished.results["rows"])
         output.error(

@@ -49,7 +49,7 @@ def home() -> None:
     ]
     width = max(len(purpose) for purpose, _ in steps)
     lines += ["", "Next:", *(f"  {purpose:<{width}}  {command}" for purpose, command in steps)]
-    output.result("\n".join(lines))
+    output.lines(lines)
 
 
 def _cluster_lines() -> tuple[list[str], str]:

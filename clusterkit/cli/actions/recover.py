@@ -14,7 +14,6 @@ from clusterkit.runs.directory import numbered_trials
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.recovery import Check, own_config
 from clusterkit.ui import output
-from clusterkit.ui.width import fitted
 
 
 def check_run(settings: list[str], preset: str | None, task: str | None, run: RunOptions, *, as_json: bool) -> None:
@@ -41,6 +40,6 @@ def check_run(settings: list[str], preset: str | None, task: str | None, run: Ru
             latest = f"run{numbers[-1]}" if numbers else None
             found = runs.find(experiment, run.trial or (config.trial_name if request.named else latest))
         check = Check(found, runs.look(found), config, holder_of(found))
-    output.outcome(fitted(check.lines()), check.as_dict(), as_json=as_json)
+    output.outcome("\n".join(check.lines()), check.as_dict(), as_json=as_json)
     if not check.fits:
         raise typer.Exit(1)

@@ -83,7 +83,7 @@ def _print_next(run: RunOptions, place: str, name: str = "NAME") -> None:
     def command(*words: str) -> str:
         return " ".join(filter(None, ("clusterkit serve", *words, *more)))
 
-    output.note(f"Next:\n  all servers  {command('list', word)}\n  end it       {command('stop', word, name)}")
+    output.advice(["Next:", f"  all servers  {command('list', word)}", f"  end it       {command('stop', word, name)}"])
 
 
 def _find(run: RunOptions, hosts: HostOptions) -> tuple[Place, RunSelector]:

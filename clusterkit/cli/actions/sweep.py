@@ -177,10 +177,10 @@ def _print_plans(
     ]
     shared = [line for line in lines[0] if all(line in other for other in lines)]
     how = f"one job each {where}" if where else "one after another on this machine"
-    output.result(f"{len(found)} trials, {how} (nothing has been written or started)")
+    output.lines([f"{len(found)} trials, {how} (nothing has been written or started)"])
     for (run, _), own in zip(found, lines, strict=True):
-        output.result("\n".join([f"  {run.plan}", *(f"      {line}" for line in own if line not in shared)]))
-    output.result("\n".join(["each", *(f"  {line}" for line in shared)]))
+        output.lines([f"  {run.plan}", *(f"      {line}" for line in own if line not in shared)])
+    output.lines(["each", *(f"  {line}" for line in shared)])
 
 
 def _overviews(records: Runs, runs: Sequence[SweptRun]) -> list[RunOverview]:
@@ -222,7 +222,7 @@ def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) 
         lines.append(f"  the best one      clusterkit status {named}")
     else:
         lines.append(f"  why they ended    clusterkit diagnose {named}")
-    output.note("\n".join(lines))
+    output.advice(lines)
 
 
 def _or_least(value: float | None) -> float:

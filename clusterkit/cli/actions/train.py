@@ -178,7 +178,7 @@ def _print_closing(run: RunDirectory, named: str, outcome: RunOutcome, as_json: 
     if outcome.summary is None:
         output.note(f"warning: there is no readable closing table at {run.summary}; the numbers are in {run.metrics}")
     elif not as_json:
-        output.result("\n".join(summary_lines(outcome.summary)))
+        output.lines(summary_lines(outcome.summary))
     lines = [
         "",
         "Next:",
@@ -191,7 +191,7 @@ def _print_closing(run: RunDirectory, named: str, outcome: RunOutcome, as_json: 
         lines.append(f"  see it read     clusterkit trace --heldout {named}")
     if run.tensorboard.is_dir():
         lines.append(f"  see the curves  tensorboard --logdir {run.tensorboard}")
-    output.note("\n".join(lines))
+    output.advice(lines)
 
 
 def _print_console(run: RunDirectory) -> None:
