@@ -401,16 +401,19 @@ def check_gpus(c: RunConfig) -> None:
     sides += [f"{wanted.training_gpus} train"] if wanted.training_gpus else []
     shared = ", the same ones" if wanted.colocated else ""
     raise ValueError(
-        f"allocation_mode={c.allocation_mode} is for {wanted.gpus} GPUs ({' and '.join(sides)}{shared}), and n_nodes="
-        f"{c.n_nodes} x n_gpus_per_node={c.n_gpus_per_node} = {c.gpus}: change one of them; `clusterkit presets plan "
-        f"{c.preset or 'PRESET'} --nodes N` works it out{'' if wanted.training_gpus else _servers_alone(wanted.gpus)}"
+        f"allocation_mode={c.allocation_mode} is for {wanted.gpus} GPU{'s' * (wanted.gpus != 1)} "
+        f"({' and '.join(sides)}{shared}), and n_nodes={c.n_nodes} x n_gpus_per_node={c.n_gpus_per_node} = {c.gpus}: "
+        f"change one of them; `clusterkit presets plan {c.preset or 'PRESET'} --nodes N` works it out"
+        f"{_servers_alone(wanted)}"
     )
 
 
-def _servers_alone(gpus: int) -> str:
+def _servers_alone(allocation: Allocation) -> str:
+    if allocation.training_gpus:
+        return ""
     return (
         f".\nIt has servers alone, and nothing would train. Servers of a judge, as Mem-alpha writes them, are started "
-        f"beside the run: `clusterkit serve judge --model-path MODEL --gpus {gpus}`"
+        f"beside the run: `clusterkit serve judge --model-path MODEL --gpus {allocation.gpus}`"
     )
 
 
@@ -428,6 +431,7 @@ def check_servers(c: RunConfig) -> None:
         raise ValueError(
             "servers.engine=sglang needs GPUs: set n_gpus_per_node and allocation_mode (sglang:d1+fsdp:d1 for one GPU "
             "each, sglang:d1|fsdp:d1 for one GPU that both share), or servers.engine=vllm on a CPU"
+            + (_servers_alone(c.allocation) if c.allocation else "")
         )
     shared = c.engine == "sglang" and c.allocation is not None and c.allocation.colocated
     if c.weights.transport == "nccl" and (shared or c.engine == "vllm"):

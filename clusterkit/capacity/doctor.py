@@ -15,6 +15,7 @@ from clusterkit.capacity.memory import GIB
 from clusterkit.capacity.preset_plan import plan_preset
 from clusterkit.capacity.runnable import require_engine, require_inputs, require_runnable
 from clusterkit.common.finding import Finding, Level
+from clusterkit.common.text_plot import gpus
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
 from clusterkit.data.assets import list_assets
@@ -68,15 +69,15 @@ class Diagnosis:
     def next(self) -> list[Next]:
         """What to type next, the likeliest first."""
         found = []
-        gpus = bool(self.machine.facts.gpus)
-        if gpus and not any(_engines(python) for python in self.machine.pythons):
+        has_gpus = bool(self.machine.facts.gpus)
+        if has_gpus and not any(_engines(python) for python in self.machine.pythons):
             found.append(Next("install SGLang", "make gpu"))
         if not any(_has(python, _TRAINER) for python in self.machine.pythons):
             found.append(Next("install PyTorch", "make setup"))
         by_name = {one.preset: one for one in self.verdicts if one.state == "ready"}
         wanting = {one.preset: one for one in self.verdicts if one.state == "wants"}
         first = next((by_name[name] for name in ("135M", "tiny") if name in by_name), None)
-        if "135M" in wanting and gpus:
+        if "135M" in wanting and has_gpus:
             found.append(Next("fetch a model", "clusterkit assets get smollm2-135m"))
             found.append(Next("train it here", wanting["135M"].command))
         elif first or by_name:
@@ -163,18 +164,18 @@ def _verdict(name: str, machine: Machine, cache_dir: str) -> Verdict:
 
 def _fitted(name: str, machine: Machine) -> tuple[RunConfig, str]:
     """The preset's configuration on the GPUs of this machine, and the command that trains it."""
-    config, gpus = resolve(name).config, machine.facts.gpus
+    config, here = resolve(name).config, machine.facts.gpus
     if config.n_nodes > 1:
-        raise UserError(f"takes {config.n_nodes} hosts of {config.n_gpus_per_node} GPUs")
+        raise UserError(f"takes {config.n_nodes} hosts of {gpus(config.n_gpus_per_node)}")
     if not config.gpus:
         return config, f"clusterkit train --preset {name}"
-    takes = f"takes {config.gpus} GPU{'s' if config.gpus > 1 else ''}; {len(gpus) or 'none'} here"
-    if not gpus:
+    takes = f"takes {gpus(config.gpus)}; {len(here) or 'none'} here"
+    if not here:
         raise UserError(takes)
     # What nvidia-smi reports has a fraction, by which the arithmetic tells it from a size as sold.
-    memory = min(gpu.memory for gpu in gpus) / GIB
+    memory = min(gpu.memory for gpu in here) / GIB
     try:
-        plan = plan_preset(name, nodes=1, gpus_per_node=min(config.gpus, len(gpus)), gpu_memory_gib=memory + 1e-6)
+        plan = plan_preset(name, nodes=1, gpus_per_node=min(config.gpus, len(here)), gpu_memory_gib=memory + 1e-6)
     except UserError as error:
         raise UserError(f"{takes}, and it cannot be fitted: {_first_sentence(error)}") from error
     if not plan.fits:
@@ -210,11 +211,11 @@ def _first_sentence(error: Exception) -> str:
 def lines_of(found: Diagnosis) -> list[str]:
     """Return the diagnosis as text for people."""
     machine = found.machine
-    gpus = describe(machine.facts)
+    present = describe(machine.facts)
     if machine.facts.gpus:
-        gpus += f", driver {machine.facts.gpus[0].driver}" + (f", CUDA {machine.cuda}" if machine.cuda else "")
+        present += f", driver {machine.facts.gpus[0].driver}" + (f", CUDA {machine.cuda}" if machine.cuda else "")
     rows = [("machine", f"{machine.system}, {machine.cores} cores, {machine.memory / GIB:.0f} GiB of memory")]
-    rows += [("GPUs", gpus)]
+    rows += [("GPUs", present)]
     for number, python in enumerate(machine.pythons):
         rows += [("" if number else "Python", _python_line(python, "this command's" if not number else ""))]
     rows += [("disk", f"{free / GIB:.0f} GiB free at {folder}") for folder, free in machine.disks.items()]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterkit.capacity import timing
-from clusterkit.common.text_plot import count, duration
+from clusterkit.common.text_plot import count, duration, gpus
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.metrics import History
 from clusterkit.runs.trials import Trial, TrialState, run_directory
@@ -229,9 +229,11 @@ class RunPlan:
         config, allocation = self.config, self.config.allocation
         if allocation is None:
             return str(config.ranks)
-        sides = [f"{allocation.rollout_gpus} GPUs generate"] if allocation.rollout_gpus else []
+        made = allocation.rollout_gpus
+        sides = [f"{gpus(made)} {'generates' if made == 1 else 'generate'}"] if made else []
         sides += ["in turns on the same ones"] if allocation.colocated and sides else []
-        return ", ".join([f"{config.ranks} train on {config.n_nodes} x {config.n_gpus_per_node} GPUs", *sides])
+        train = "trains" if config.ranks == 1 else "train"
+        return ", ".join([f"{config.ranks} {train} on {config.n_nodes} x {gpus(config.n_gpus_per_node)}", *sides])
 
     def _rollout_lines(self) -> list[str]:
         """Return the plan as text for trainer.type=null."""

@@ -24,6 +24,7 @@ from clusterkit.capacity.shards import check_shards
 from clusterkit.capacity.speed import GPUS
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level, worst
+from clusterkit.common.text_plot import gpus
 from clusterkit.config.fields import setting_text
 from clusterkit.config.resolve import Resolved, resolve
 from clusterkit.hosts import inventory
@@ -227,8 +228,8 @@ def plan_lines(plan: PresetPlan) -> list[str]:
     """Return the plan as text: the changes, all findings, the allocation in every dialect, and the train command."""
     size, config = plan.resolved.size, plan.config
     memory = f"{plan.gpu_memory_gib:g} GB ({reported_gib(plan.gpu_memory_gib):g} GiB usable)"
-    gpus = f", {config.n_nodes} x {config.n_gpus_per_node} GPUs of {memory}" if config.gpus else ""
-    lines = [f"{size.name} on {plan.resolved.task}{gpus}", ""]
+    taken = f", {config.n_nodes} x {gpus(config.n_gpus_per_node)} of {memory}" if config.gpus else ""
+    lines = [f"{size.name} on {plan.resolved.task}{taken}", ""]
     if plan.changes:
         lines += ["Changed"]
         for change in plan.changes:

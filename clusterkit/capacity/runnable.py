@@ -11,6 +11,7 @@ from clusterkit.backends.local.interpreter import gpu_python, gpus_present, miss
 from clusterkit.backends.local.launch import require_trainer
 from clusterkit.backends.own_code import require_own
 from clusterkit.capacity.shapes import shape_of
+from clusterkit.common.text_plot import gpus
 from clusterkit.runs.trials import Trial, TrialState, require_free
 from trainer.adapter_folder import is_adapter_folder
 from trainer.assets import adapter_base, resolve_model
@@ -52,13 +53,9 @@ def require_local_gpus(config: RunConfig) -> None:
     if config.gpus > present:
         usable = f"{present} {'is' if present == 1 else 'are'}" if present else "none is"
         raise UserError(
-            f"this run takes {_gpus(config.gpus)}, and {usable} usable here (nvidia-smi shows them): {cluster}, or "
+            f"this run takes {gpus(config.gpus)}, and {usable} usable here (nvidia-smi shows them): {cluster}, or "
             f"{fewer}"
         )
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"
 
 
 def require_inputs(config: RunConfig, *, started: bool = False) -> None:

@@ -28,7 +28,7 @@ def ask(
         list[str] | None,
         typer.Argument(metavar="FILE", help="Text files in UTF-8; - or none: standard input.", show_default=False),
     ] = None,
-    question: str = typer.Option(..., "--question", "-q", help="What is asked about them."),
+    question: str = typer.Option(..., "--question", "-q", help="What is asked about the texts."),
     model_path: str | None = typer.Option(
         None,
         "--model-path",

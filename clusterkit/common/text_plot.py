@@ -53,6 +53,11 @@ def count(value: float | None) -> str:
     return f"{value / 1e9:.3g} G"
 
 
+def gpus(number: int) -> str:
+    """Return `1 GPU`, `8 GPUs`."""
+    return f"{number} GPU{'s' * (number != 1)}"
+
+
 def size(num_bytes: float | None) -> str:
     """Return `12 MB`, or `unknown size`."""
     return "unknown size" if num_bytes is None else f"{count(num_bytes)}B" if num_bytes >= 1e3 else f"{num_bytes:.0f} B"

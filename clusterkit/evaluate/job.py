@@ -22,6 +22,7 @@ from clusterkit.backends.ray.follow import watch_job
 from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.backends.ray.jobs import RayJob, RayJobs, next_id, origin, submit_or_attach
 from clusterkit.backends.ray.storage import fetch_folders, put_code, read_from, read_whole
+from clusterkit.common import text_plot
 from clusterkit.evaluate.process import EvalOutputParser, Finished, WatchOutputParser
 from clusterkit.evaluate.request import SubmittedEval
 from clusterkit.runs.directory import user_name
@@ -85,7 +86,7 @@ async def _submit(head: Head, request: EvalConfig | WatchConfig, jobs: RayJobs, 
     await run_checked(head, f"umask 022; mkdir -p {shlex.quote(f'{output}/logs')}; rm -f {shlex.quote(log)}")
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     await head.session.put(text.encode(), request_file, root=True)
-    for_gpus = f", for {gpus} GPUs{' while it scores' if watches else ''}" if gpus else ""
+    for_gpus = f", for {text_plot.gpus(gpus)}{' while it scores' if watches else ''}" if gpus else ""
     say(f"submitting the job{for_gpus}")
     words = ["-m", "evaluation.watching", request_file] if watches else ["-m", "evaluation", request_file]
     await jobs.submit(

@@ -124,7 +124,7 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
     [
         ("dashboard --port 99999", "--port 99999: give at most 65535"),
         ("dashboard --port x", "--port x: give a whole number"),
-        ("ask", "--question is missing: What is asked about them"),
+        ("ask", "--question is missing: What is asked about the texts"),
         ("train --train.total_steps=6", "settings are typed without dashes, as train.total_steps=VALUE"),
         ("train --preset tiny --trial-name x", "settings are typed without dashes, as trial_name=VALUE"),
         ("train --preset tiny --learning_rate 1e-5", "as train.learning_rate=VALUE"),
@@ -146,6 +146,7 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
         ("eval --model-path /nonexistent", "--model-path /nonexistent: there is no such folder"),
         ("train ppo-math --config c/ppo-7B-distill-gpus-128.yaml", "clusterkit train --preset 7B_n16 --task math"),
         ("train --preset memalpha-4B allocation_mode=sglang:d3p1t1 --dry-run", "clusterkit serve judge --model-path"),
+        ("train --preset memalpha-tiny allocation_mode=sglang:d3p1t1", "clusterkit serve judge --model-path"),
         ("train --preset tiny valid_dataset.path=x", "held-out tasks come from the data of task.path"),
     ],
 )

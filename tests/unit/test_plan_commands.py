@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -155,6 +156,21 @@ def test_a_plan_says_how_many_ranks_train(place: Path) -> None:
         assert "  ranks: 16\n" in answer.stdout
     assert "on cluster default" in there.stdout
     assert there.exit_code == 0
+
+
+def test_one_gpu_is_no_gpus(place: Path) -> None:
+    shown = [
+        typed("train", "--preset", "135M", "--dry-run").stdout,
+        typed("presets", "plan", "135M").stdout,
+        typed("doctor").stdout,
+        str(typed("train", "--preset", "135M", "n_gpus_per_node=2").exception),
+    ]
+
+    assert "# ranks       1 trains on 1 x 1 GPU, 1 GPU generates, in turns on the same ones" in shown[0]
+    assert "135M on needles, 1 x 1 GPU of 80 GB" in shown[1]
+    assert "135M            takes 1 GPU; none here" in shown[2]
+    assert "is for 1 GPU (1 generate and 1 train, the same ones)" in shown[3]
+    assert [text for text in shown if re.search(r"(?<![\d.,])1 GPUs", text)] == []
 
 
 def test_what_the_trainer_cannot_do_does_not_fit(place: Path) -> None:

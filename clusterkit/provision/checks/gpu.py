@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from clusterkit.common.finding import Finding, Level
+from clusterkit.common.text_plot import gpus
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.checks.needs import GIB, Needs
 from clusterkit.provision.facts.model import Facts
@@ -52,10 +53,10 @@ def _present(facts: Facts, needs: Needs) -> _Verdicts:
         message = f"{facts.nvidia_pci} NVIDIA GPU(s) on the PCI bus, but no driver"
         yield "driver", Level.FAIL, message, f"{_DRIVER_HELP} ({OLDEST_DRIVER[needs.cuda]} or newer), then reboot."
     elif len(facts.gpus) < facts.nvidia_pci:
-        message = f"the driver shows {len(facts.gpus)} of the {facts.nvidia_pci} GPUs on the PCI bus"
+        message = f"the driver shows {len(facts.gpus)} of the {gpus(facts.nvidia_pci)} on the PCI bus"
         yield "gpus", Level.FAIL, message, "Look for Xid messages in `dmesg`; a reboot or a repair brings it back."
     elif len(facts.gpus) < needs.gpus_per_host:
-        message = f"{describe(facts)}; preset {needs.preset} needs {needs.gpus_per_host} GPUs on every host"
+        message = f"{describe(facts)}; preset {needs.preset} needs {gpus(needs.gpus_per_host)} on every host"
         yield "gpus", Level.FAIL, message, "Use hosts with more GPUs, or a smaller preset (clusterkit presets)."
     else:
         yield "gpus", Level.OK, describe(facts), ""
