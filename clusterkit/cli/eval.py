@@ -76,7 +76,7 @@ def evaluate(
         None,
         "--data-names",
         metavar="LIST",
-        help="Suites, with commas: math_500,aime24,aime25,amc23,gsm8k, ruler_hqa@50, niah_single@8k, recall@16 …, or "
+        help="Suites, with commas: math_500,aime24,aime25,amc23,gsm8k, ruler_hqa@50, niah_single@8k, recall@16 ..., or "
         "JSON-lines files; the run's own task when left out.",
     ),
     data_path: str = typer.Option(

@@ -33,7 +33,7 @@ def runs(
     ] = None,
     slurm: bool = typer.Option(False, "--slurm", help="Only those that were submitted to Slurm."),
     state: str = typer.Option(
-        "", "--state", metavar="STATE,...", help="Only those that are running, finished, failed, killed …"
+        "", "--state", metavar="STATE,...", help="Only those that are running, finished, failed, killed ..."
     ),
     sort: str = typer.Option(
         "time",

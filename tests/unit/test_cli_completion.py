@@ -26,6 +26,9 @@ def _words(line: str) -> list[str]:
         ("presets show ti", ["tiny"]),
         ("train trainer.type=", ["trainer.type=grpo", "trainer.type=sft", "trainer.type=null"]),
         ("setup --set train.learning_r", ["train.learning_rate="]),
+        ("eval --set num_q", ["num_questions="]),
+        ("eval --set server.engine=em", ["server.engine=embedded"]),
+        ("ask -q x --set train.l", []),
         ("presets explain tiny train.learning_r", ["train.learning_rate"]),
         ("serve judge --engine ", ["sglang", "vllm"]),
         ("stop --dead", ["--deadline"]),
@@ -40,6 +43,10 @@ def test_what_may_come_next(line: str, wanted: list[str]) -> None:
     found = _words(line)
 
     assert found == wanted
+
+
+def test_what_a_command_does_is_not_cut_off() -> None:
+    assert [meaning for _, meaning in candidates(["serve", ""]) if meaning.endswith("...")] == []
 
 
 def test_all_commands_come_first_and_options_after_a_dash() -> None:

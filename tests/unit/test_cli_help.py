@@ -69,6 +69,7 @@ def test_help_says_what_a_command_is_for_and_fits_the_terminal(path: tuple[str, 
     for columns in (60, 80):
         text = _help(path, columns)
         assert [line for line in text.splitlines() if len(line) > columns] == []
+        assert text.isascii(), "what a locale without UTF-8 cannot show"
         usage, _, rest = text.partition("\n\n")
         assert usage.startswith("Usage: ")
         assert "[[" not in usage

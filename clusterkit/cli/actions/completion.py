@@ -147,7 +147,11 @@ def _commands(command: Any) -> dict[str, str]:
     """The sub-commands, with what they do."""
     if isinstance(command, LazyGroup):
         return {name: one.help for name, one in COMMANDS.items()}
-    return {name: one.get_short_help_str() for name, one in getattr(command, "commands", {}).items() if not one.hidden}
+    return {
+        name: one.get_short_help_str(limit=200)
+        for name, one in getattr(command, "commands", {}).items()
+        if not one.hidden
+    }
 
 
 def _values(path: list[str], param: Any, typed: dict[str, str], last: str) -> Candidates:

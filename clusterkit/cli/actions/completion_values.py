@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+
+from pydantic import BaseModel
 
 from clusterkit.config.fields import fields
 from clusterkit.config.presets import load_size, load_task, size_names, task_names
 from clusterkit.data.assets import CATALOGUE
 from clusterkit.hosts.inventory import cluster_names
 from clusterkit.runs.directory import RunDirectory, folder_of_runs, runs
+from evaluation.config import EvalConfig
+from trainer.config import RunConfig
 
 Candidates = list[tuple[str, str]]
 """Words that may come, each with what it means."""
@@ -62,9 +67,9 @@ def _runs(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
     return [(run.name, "run of this machine") for run in _found_runs(typed)]
 
 
-def _settings(typed: dict[str, str], last: str) -> Candidates:  # noqa: ARG001
+def _settings(typed: dict[str, str], last: str, model: type[BaseModel] = RunConfig) -> Candidates:  # noqa: ARG001
     key, equals, _ = last.partition("=")
-    known = fields()
+    known = fields(model)
     if not equals:
         return [(f"{name}=", one.help) for name, one in known.items()]
     one = known.get(key)
@@ -101,5 +106,7 @@ _OF_COMMAND: dict[str, dict[str, _Values]] = {
     "presets explain": {"key": _keys},
     "use": {"name": _clusters},
     "assets": {"name": _assets},
+    "eval": {"setting": partial(_settings, model=EvalConfig)},
+    "ask": {"setting": partial(_settings, model=EvalConfig)},
 }
 """The same of a command alone."""
