@@ -45,6 +45,17 @@ MENTIONED = [
 ]
 
 
+def test_readme_is_short_and_its_comparison_links_to_what_its_cells_say() -> None:
+    text = TEXTS[REPOSITORY / "README.md"]
+    rows = re.search(r"^## Beside what you know\n\n(?:\|.*\n){2}((?:\|.*\n)+)", text, re.MULTILINE)
+
+    assert len(text.splitlines()) < 150
+    assert rows is not None
+    assert len(rows[1].splitlines()) >= 5
+    for row in rows[1].splitlines():
+        assert "](docs/" in row.split("|")[2], row
+
+
 def test_there_are_commands_to_try() -> None:
     assert len(LINES) > 60
     assert len(MENTIONED) > 100
