@@ -4,49 +4,34 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import typer
 from commandline import parsed
+from docpages import PAGES, README, lines_of_code, literal
 
 from clusterkit.cli.main import app
 
-REPOSITORY = Path(__file__).parents[2]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-WAYS = re.compile(r"[…·|]|\[(?=[A-Z-])")
-"""In a command that stands for several: something left out, alternatives, `[--option]`."""
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 
 
-COMMENT = re.compile(r"\s+#\s|\s{3,}|\s[|>&]\s")
-
-
-def lines_of_code(text: str) -> list[str]:
-    """The lines of code blocks that begin with `clusterkit`."""
-    text = text.replace("\\\n", " ")
-    fenced = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+def _cases(found: Callable[[str], list[str]]) -> list[Any]:
     return [
-        *re.findall(r"^ {4}(clusterkit .*)$", text, re.MULTILINE),
-        *re.findall(r"^(clusterkit .*)$", fenced, re.MULTILINE),
+        pytest.param(line, id=f"{page.stem}: {line}")
+        for page, text in TEXTS.items()
+        for line in literal(found(text))
+        if not line.startswith("make ")
     ]
 
 
-def literal(page: Path, lines: list[str]) -> list[Any]:
-    """Those that can be typed as they stand, without what explains them."""
-    typed = dict.fromkeys(COMMENT.split(re.sub(r"\\\s+", "", line))[0].strip() for line in lines)
-    return [pytest.param(line, id=f"{page.stem}: {line}") for line in typed if not WAYS.search(line)]
-
-
-TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
-LINES = [line for page, text in TEXTS.items() for line in literal(page, lines_of_code(text))]
-MENTIONED = [
-    line for page, text in TEXTS.items() for line in literal(page, re.findall(r"`(clusterkit [^`\n]+)`", text))
-]
+LINES = _cases(lines_of_code)
+MENTIONED = _cases(lambda text: re.findall(r"`(clusterkit [^`\n]+)`", text))
 
 
 def test_readme_is_short_and_its_comparison_links_to_what_its_cells_say() -> None:
-    text = TEXTS[REPOSITORY / "README.md"]
+    text = TEXTS[README]
     rows = re.search(r"^## Beside what you know\n\n(?:\|.*\n){2}((?:\|.*\n)+)", text, re.MULTILINE)
 
     assert len(text.splitlines()) < 150
