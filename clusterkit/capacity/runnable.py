@@ -133,10 +133,10 @@ def refusal(config: RunConfig, trial: Trial | None) -> UserError | None:
         require_local_gpus(config)
         require_free(trial.run)
         if trial.state is not TrialState.COMPLETE:
-            require_inputs(config, started=trial.run.has_supervised_checkpoint)
             python = gpu_python() if config.gpus else sys.executable
             require_trainer(python)
-            require_engine(config, python)
+            require_engine(config, python)  # before the model: `make gpu` brings both
+            require_inputs(config, started=trial.run.has_supervised_checkpoint)
     except UserError as error:
         return error
     return None

@@ -15,10 +15,11 @@ from clusterkit.backends.local import backend as local_backend
 from clusterkit.backends.local import interpreter
 from clusterkit.backends.local.interpreter import FOLDER, VARIABLE, gpu_python, missing_packages, python_here
 from clusterkit.backends.local.launch import Ending
-from clusterkit.capacity.runnable import require_engine, require_local_gpus
+from clusterkit.capacity.runnable import refusal, require_engine, require_local_gpus
 from clusterkit.config.resolve import resolve
 from clusterkit.evaluate import process
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.trials import choose_trial
 from trainer.errors import UserError
 
 
@@ -107,3 +108,12 @@ def test_what_it_lacks_is_found_before_anything_starts(made: Path, monkeypatch: 
     with pytest.raises(UserError, match=r"SGLang is not installed in .*/\.venv-gpu/bin/python: make gpu"):
         require_engine(config, str(made))
     require_engine(resolve("tiny", None, [*GPU, "servers.python=/of/mine"]).config, str(made))
+
+
+def test_sglang_is_missed_before_a_model_is(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make gpu` installs the one and fetches the other."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    settings = [f"fileroot={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}"]
+    config = resolve("135M", None, settings).config
+
+    assert "SGLang is not installed" in str(refusal(config, choose_trial(config, named_by_user=False)))
