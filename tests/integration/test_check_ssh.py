@@ -71,11 +71,14 @@ def test_no_sudo_at_all(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_sound_host(ssh: Ssh, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = run_check(ssh, capsys, ssh.servers())
+    code, out = run_check(ssh, capsys, ssh.servers(), "--no-probes")
 
     assert code == 0
     assert "1 host(s): 1 " in out
     assert "FAIL" not in out
+    next_command = next(line for line in out.splitlines() if "make them a cluster" in line)
+    assert "  clusterkit setup --hostnames 127.0.0.1" in next_command
+    assert "--no-probes" not in next_command
 
 
 def test_a_dead_host_holds_nobody_up(ssh: Ssh, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +155,7 @@ def test_nccl_says_why_it_cannot_run(ssh: Ssh, capsys: pytest.CaptureFixture[str
 def run_check(
     ssh: Ssh, capsys: pytest.CaptureFixture[str], *words: Sshd | Host | str, storage: Path | None = None
 ) -> tuple[int, str]:
-    """Exit code and stdout of `clusterkit check` on these hosts with these options."""
+    """Exit code of `clusterkit check` on these hosts, and what it printed: all that where it succeeded, else stdout."""
     hosts = [word.host() if isinstance(word, Sshd) else word for word in words if not isinstance(word, str)]
     options = [word for word in words if isinstance(word, str)]
     folder = storage or ssh.folder / "storage"
@@ -166,4 +169,5 @@ def run_check(
         code = int(ended.code or 0)
     finally:
         sys.argv = before
-    return code, capsys.readouterr().out
+    shown = capsys.readouterr()
+    return code, shown.out if code or "--json" in options else shown.out + shown.err

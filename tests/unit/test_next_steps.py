@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from clusterkit.cli.actions.check import setup_command
 from clusterkit.cli.main import app
 from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
@@ -120,3 +121,14 @@ def test_a_new_cluster_becomes_the_current_one_and_an_old_one_does_not() -> None
     assert current.current().name == "sea"
     current.path().write_text("not a name\n")
     assert "cluster lab now" in make_current("lab", is_new=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("check --hostnames a check --nccl", "clusterkit setup --hostnames a check"),
+        ("--debug check --json --preset 7B_n4 --no-probes", "clusterkit setup --preset 7B_n4 --no-train"),
+    ],
+)
+def test_a_check_leads_to_the_set_up_of_its_hosts(words: str, command: str) -> None:
+    assert setup_command(words.split()) == command

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -15,6 +18,7 @@ from clusterkit.provision.checks.needs import Needs
 from clusterkit.provision.checks.run import CheckReport, CheckRequest
 from clusterkit.provision.checks.run import check as check_hosts
 from clusterkit.provision.facts.model import Facts
+from clusterkit.provision.ray.current import ready_clusters
 from clusterkit.ssh.connection import connect
 from clusterkit.ssh.host_options import HostOptions
 from clusterkit.ssh.selection import select
@@ -22,6 +26,8 @@ from clusterkit.ui import output
 
 _CHECKS = ("system", "gpus", "driver", "docker", "storage", "reach")
 """Columns of the table; everything else shows only where something is wrong."""
+_ALONE = ("--probes", "--no-probes", "--bandwidth", "--nccl", "--json", "--debug")
+"""Options that only a check has."""
 _MARKS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 
 
@@ -36,6 +42,17 @@ def check(hosts: HostOptions, preset: str | None, *, probes: bool, bandwidth: bo
     output.outcome(text, _json(report), as_json=as_json)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+    if not as_json and selection.cluster.name not in ready_clusters():
+        output.advice(["Next:", f"  make them a cluster  {setup_command(sys.argv[1:])}"])
+
+
+def setup_command(arguments: Sequence[str]) -> str:
+    """The set-up of the hosts of a check, without training. arguments: the check's words behind `clusterkit`."""
+    words = [word for word in arguments if word not in _ALONE]
+    at = words.index("check") if "check" in words else 0
+    words[at : at + 1] = ["setup"]
+    with_preset = any(word.partition("=")[0] == "--preset" for word in words)
+    return shlex.join(["clusterkit", *words, *(["--no-train"] if with_preset else [])])
 
 
 def _table(report: CheckReport) -> list[str]:
