@@ -397,24 +397,20 @@ def check_gpus(c: RunConfig) -> None:
     wanted = c.allocation
     if wanted is None or wanted.gpus == c.gpus:
         return
-    sides = [f"{wanted.rollout_gpus} generate"] if wanted.rollout_gpus else []
-    sides += [f"{wanted.training_gpus} train"] if wanted.training_gpus else []
+    sides = [f"{n} {does}" for n, does in ((wanted.rollout_gpus, "generate"), (wanted.training_gpus, "train")) if n]
     shared = ", the same ones" if wanted.colocated else ""
     raise ValueError(
         f"allocation_mode={c.allocation_mode} is for {wanted.gpus} GPU{'s' * (wanted.gpus != 1)} "
         f"({' and '.join(sides)}{shared}), and n_nodes={c.n_nodes} x n_gpus_per_node={c.n_gpus_per_node} = {c.gpus}: "
         f"change one of them; `clusterkit presets plan {c.preset or 'PRESET'} --nodes N` works it out"
-        f"{_servers_alone(wanted)}"
+        + _servers_alone(wanted)
     )
 
 
 def _servers_alone(allocation: Allocation) -> str:
-    if allocation.training_gpus:
-        return ""
-    return (
-        f".\nIt has servers alone, and nothing would train. Servers of a judge, as Mem-alpha writes them, are started "
-        f"beside the run: `clusterkit serve judge --model-path MODEL --gpus {allocation.gpus}`"
-    )
+    judge = f"`clusterkit serve judge --model-path MODEL --gpus {allocation.gpus}`"
+    alone = ".\nIt has servers alone: nothing would train. Mem-alpha's are those of a judge, started beside the run: "
+    return "" if allocation.training_gpus else alone + judge
 
 
 def check_servers(c: RunConfig) -> None:
