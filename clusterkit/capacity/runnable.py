@@ -46,15 +46,17 @@ def require_local_gpus(config: RunConfig) -> None:
         return
     name = config.preset or "PRESET"
     cluster = "make a cluster with clusterkit setup --hostnames H1 H2 …, and clusterkit train goes there"
-    fewer = f"see how it would fit on one host with clusterkit presets plan {name} --nodes 1"
     if config.n_nodes > 1:
+        fewer = f"see how it would fit on one host with clusterkit presets plan {name} --nodes 1"
         raise UserError(f"n_nodes={config.n_nodes}: this run takes {config.n_nodes} hosts: {cluster}, or {fewer}")
     present = gpus_present()
     if config.gpus > present:
         usable = f"{present} {'is' if present == 1 else 'are'}" if present else "none is"
+        plan = f"see how it would fit with clusterkit presets plan {name} --gpus-per-node {present}"
+        less = plan if present else "see what this machine can run with clusterkit doctor"
         raise UserError(
-            f"this run takes {gpus(config.gpus)}, and {usable} usable here (nvidia-smi shows them): {cluster}, or "
-            f"{fewer}"
+            f"this run takes {gpus(config.gpus)}, and {usable} usable here (nvidia-smi shows them): {cluster}, "
+            f"or {less}"
         )
 
 

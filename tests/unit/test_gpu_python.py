@@ -110,6 +110,11 @@ def test_what_it_lacks_is_found_before_anything_starts(made: Path, monkeypatch: 
     require_engine(resolve("tiny", None, [*GPU, "servers.python=/of/mine"]).config, str(made))
 
 
+def test_fewer_gpus_than_a_preset_takes_lead_to_a_plan_with_those(made: Path) -> None:
+    with pytest.raises(UserError, match=r"takes 8 GPUs, and 2 are usable .* presets plan 1\.5B_n1 --gpus-per-node 2$"):
+        require_local_gpus(resolve("1.5B_n1").config)
+
+
 def test_sglang_is_missed_before_a_model_is(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make gpu` installs the one and fetches the other."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
