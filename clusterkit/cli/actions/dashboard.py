@@ -21,12 +21,12 @@ def dashboard(run: RunOptions, compare: Sequence[str], port: int) -> None:
             runs.choose(run.experiment, run.trial, compare)  # what is wrong is told here, not to the browser
         views = Views(runs.folder, run.experiment, run.trial, compare, runs)
         with Dashboard(port, views) as server:
-            output.result(server.url)
-            if os.environ.get("SSH_CONNECTION"):
-                tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {platform.node()}"
-                output.note(f"On your own computer: {tunnel}    then open the address above there.")
-            output.note("Ctrl-C ends it.")
             try:
+                output.result(server.url)
+                if os.environ.get("SSH_CONNECTION"):
+                    tunnel = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {platform.node()}"
+                    output.note(f"On your own computer: {tunnel}    then open the address above there.")
+                output.note("Ctrl-C ends it.")
                 server.serve_forever()
             except KeyboardInterrupt:
                 output.note("The dashboard has ended; runs go on.")
