@@ -152,6 +152,11 @@ def test_it_answers_like_the_model_that_it_is(served: Served) -> None:
     assert done.version == 0
 
 
+def test_its_cache_of_prefixes_is_the_one_that_was_chosen_for_it(served: Served, logs: Path) -> None:
+    assert served.processes
+    assert "source=registered('clusterkit')" in (logs / "one.log").read_text(encoding="utf-8")
+
+
 def test_greedy_tokens_are_the_same_every_time(served: Served) -> None:
     async def rounds() -> list[list[list[int]]]:
         found = []

@@ -6,13 +6,16 @@ SGLang itself needs a GPU: its packages are files of the same names here.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import logging
 import os
 import shutil
+import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +118,7 @@ class TestServer:
             programs,
             "python",
             f'case "$*" in *sglang_probe.py*) PYTHONPATH={site} exec {sys.executable} "$@" ;; esac\n'
-            f'printf "%s " "$@" CUDA_HOME=$CUDA_HOME >>{tmp_path}/started\nexit 1',
+            f'printf "%s " "$@" CUDA_HOME=$CUDA_HOME PYTHONPATH=$PYTHONPATH >>{tmp_path}/started\nexit 1',
         )
         (programs / "cat").symlink_to(str(shutil.which("cat")))
         monkeypatch.setenv("PATH", str(programs))  # without any nvcc
@@ -138,15 +141,41 @@ class TestServer:
         caplog.set_level(logging.INFO)
         mine = replace(options, flags=("--mine", "1"))
         line = self.started(mine)
-        assert line.index("--attention-backend fa3 --cuda-graph-backend-prefill=disabled --mine 1") > 0
+        cache = "--radix-cache-backend clusterkit"
+        assert line.index(f"--attention-backend fa3 --cuda-graph-backend-prefill=disabled {cache} --mine 1") > 0
         assert f"CUDA_HOME={tmp_path}/venv/cuda " in line, "a driver alone brings no compiler"
         self.started(mine)
         told = [record.getMessage() for record in caplog.records if "fa3" in record.getMessage()]
         assert len(told) == 1
         assert told[0].startswith(
-            "server-0 gets --attention-backend fa3 --cuda-graph-backend-prefill=disabled, because of a Hopper GPU"
+            f"server-0 gets --attention-backend fa3 --cuda-graph-backend-prefill=disabled {cache}, because of a Hopper"
         )
         assert told[0].endswith("servers.flags (eval: --server-flag) takes others")
+
+    def test_it_finds_the_cache_that_it_is_given(self, options: ServerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONPATH", "/mine")
+        line = self.started(options)
+        places = line.partition("PYTHONPATH=")[2].strip()
+        assert places.endswith(f"{os.pathsep}/mine")
+        script = "from importlib.metadata import entry_points\n"
+        script += "print(*(one.load() for one in entry_points(group='sglang.srt.plugins')))"
+        asked = [sys.executable, "-c", script]
+        found = subprocess.run(asked, capture_output=True, text=True, env={"PYTHONPATH": places}, check=True).stdout
+        assert found.startswith("<function register")
+
+    @pytest.mark.parametrize(
+        "mine",
+        [
+            {"flags": ("--disable-radix-cache",)},
+            {"flags": ("--radix-cache-backend=flexkv",)},
+            {"env": {"SGLANG_PLUGINS": "others"}},
+            {"env": {"PYTHONPATH": "/mine"}},
+        ],
+    )
+    def test_a_user_who_chooses_the_cache_or_the_modules_is_left_alone(
+        self, options: ServerOptions, mine: dict[str, Any]
+    ) -> None:
+        assert "clusterkit" not in self.started(replace(options, **mine)).partition("PYTHONPATH")[0]
 
     def test_without_a_driver_that_answers_it_is_started_all_the_same(
         self, options: ServerOptions, tmp_path: Path
@@ -168,6 +197,36 @@ def test_the_compiler_that_fits_pytorch_is_used_unless_the_user_names_one(tmp_pa
     assert "CUDA_HOME" not in compiler_environment(packages, {"PATH": "/nowhere", "CUDA_HOME": str(own)})
     assert compiler_environment(packages, {"PATH": str(own / "bin")})["CUDA_HOME"] == str(wheels)
     assert compiler_environment(Packages(), {"PATH": "/nowhere"}) == {}
+
+
+def test_a_cache_that_must_evict_evicts_a_piece() -> None:
+    """The cache is a stand-in: SGLang's own is measured by benchmarks/cache_eviction.py, where its packages are."""
+    spec = importlib.util.spec_from_file_location("side", sglang_setting.SGLANG_SIDE / "clusterkit_sglang.py")
+    assert spec
+    assert spec.loader
+    side = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(side)
+
+    @dataclass(frozen=True)
+    class Params:
+        num_tokens: int
+        other: str = "kept"
+
+    class Cache:
+        def __init__(self) -> None:
+            self.evicted: list[Params] = []
+
+        def evictable_size(self) -> int:
+            return 32 * 100
+
+        def evict(self, params: Params) -> str:
+            self.evicted.append(params)
+            return "SGLang's answer"
+
+    cache = side.evict_in_pieces(Cache())
+    assert cache.evict(Params(7)) == "SGLang's answer"
+    cache.evict(Params(7000))
+    assert cache.evicted == [Params(100), Params(7000)]
 
 
 def stand_in_program(path: Path) -> None:

@@ -13,10 +13,9 @@ from trainer.engines.adapters import LOAD_DEADLINE, AdapterRoutes
 from trainer.engines.dialect import Dialect, Stretch, UntouchedError, unreadable
 from trainer.engines.http import Json, RefusedError, Server, ServerPool
 from trainer.engines.options import MEMORY_SAVER, ServerOptions, Setting, visible_devices
-from trainer.engines.sglang_setting import setting
+from trainer.engines.sglang_setting import TRIED_VERSIONS, setting
 from trainer.types import SamplingParams
 
-TRIED_VERSIONS = ("0.5.17",)
 # Answer when nothing was found to load and so nothing has changed.
 UNTOUCHED = "Failed to get weights iterator"
 

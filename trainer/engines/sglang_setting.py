@@ -20,7 +20,9 @@ from trainer.engines.options import ServerOptions, Setting, visible_devices
 
 log = logging.getLogger(__name__)
 
+TRIED_VERSIONS = ("0.5.17",)
 PROBE = Path(__file__).with_name("sglang_probe.py")
+SGLANG_SIDE = Path(__file__).with_name("sglang_side")
 PROBE_SECONDS = 60
 SYSTEM_CUDA = Path("/usr/local/cuda")
 HOPPER = 9
@@ -31,6 +33,10 @@ _PREFILL_GRAPHS = (
     "--cuda-graph-max-bs-prefill", "--disable-piecewise-cuda-graph", "--enforce-piecewise-cuda-graph",
     "--enable-breakable-cuda-graph",
 )  # fmt: skip
+
+_CACHE = "--radix-cache-backend"
+# Options with which the cache of prefixes is another one.
+_CACHES = (_CACHE, "--disable-radix-cache", "--kv-cache-dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,21 @@ def setting(options: ServerOptions) -> Setting:
     environment = compiler_environment(packages, known)
     compiles = has_compiler({**known, **environment})
     flags, reasons = choose(packages, capability(options.gpus), compiles, options.flags)
+    if packages.version in TRIED_VERSIONS and takes_cache(options):
+        flags += (_CACHE, "clusterkit")
+        reasons += ("SGLang's own cache of prefixes is slow once it is full of finished turns",)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SGLANG_SIDE), known.get("PYTHONPATH", ""))))
     return Setting(flags, reasons, environment)
+
+
+def takes_cache(options: ServerOptions) -> bool:
+    """Whether a server gets the cache of sglang_side: not where the user chooses one, or which modules it finds."""
+    names = {word.partition("=")[0] for word in options.flags}
+    return (
+        names.isdisjoint(_CACHES)
+        and "SGLANG_PLUGINS" not in os.environ
+        and {"SGLANG_PLUGINS", "PYTHONPATH"}.isdisjoint(options.env)
+    )
 
 
 def choose(
