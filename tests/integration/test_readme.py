@@ -31,7 +31,7 @@ REFUSED = {
     "train --preset (7B_n4|1.5B)": "make a cluster with clusterkit setup",
     "train --preset 135M(_read)?( |$)": "takes 1 GPU, and none is usable here",
     "train --preset 135M_cpu": "has not been fetched yet",
-    "train .*--slurm": "sbatch|Slurm",
+    **({} if shutil.which("sbatch") else {"train .*--slurm": "sbatch|Slurm"}),
     "setup .*--private-key-file": "there is no private key",
     "(setup|check) --hostnames": "gpu04 is not known",
     "eval --model-path (7B_n4-math/run1|ADAPTER)": "no run 7B_n4-math/run1|no folder and no asset",
