@@ -79,8 +79,8 @@ def disk_of(path: Path) -> str:
 
 
 def mount_of(path: Path) -> Path:
-    """Return where the disk of a path, which need not exist, is mounted."""
-    mount = _nearest(path)
+    """Return where the disk of a path, which need not exist and may lead through links, is mounted."""
+    mount = Path(os.path.realpath(_nearest(path)))
     with suppress(OSError):
         while not mount.is_mount() and mount != mount.parent:
             mount = mount.parent

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer.checkpoint.room import CheckpointSizes, room_problem, room_warning
-from trainer.disk import free_of
+from trainer.disk import free_of, mount_of
 
 
 @pytest.fixture
@@ -52,3 +52,8 @@ def test_no_room_for_one_is_a_problem(tmp_path: Path, tenth: int) -> None:
 def test_a_disk_that_does_not_say_what_is_free_is_not_judged() -> None:
     sizes = CheckpointSizes(1 << 60, 1 << 60)  # /proc has no blocks
     assert room_problem(Path("/proc"), sizes) == room_warning(Path("/proc"), Path("/proc"), sizes, 9, 9) == ""
+
+
+def test_the_disk_of_a_folder_behind_a_link_is_that_of_its_target(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to("/dev/shm")
+    assert mount_of(tmp_path / "runs" / "recover") == mount_of(Path("/dev/shm")) == Path("/dev/shm")
