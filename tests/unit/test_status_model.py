@@ -51,6 +51,14 @@ def test_an_attempt_that_died_before_its_first_record_is_told_from_the_one_befor
     assert status.as_dict()["attempts"] == 2
 
 
+def test_a_run_whose_servers_load_is_not_stalled(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).config()
+    writer.number = 1
+    writer.record("start", command="clusterkit train")
+    with hold_lock(writer.run.logs / "run.lock"):
+        assert observe(writer.run, writer.clock + 890).state == "running", "servers.start_seconds is 900"
+
+
 def test_a_living_run_is_stalled_after_five_steps_of_silence_but_not_within_a_minute(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).attempt().steps(1, 3, seconds=20.0)
     with hold_lock(writer.run.logs / "run.lock"):

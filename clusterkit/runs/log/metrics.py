@@ -147,7 +147,8 @@ class History:
     def add(self, record: Record) -> None:
         """Add one record; unknown kinds are ignored."""
         kind = record["kind"]
-        self.last_time = number(record, "time") or self.last_time
+        if kind != "start":  # servers may load for longer than a silence is borne
+            self.last_time = number(record, "time") or self.last_time
         if self.finish is not None and whole(record, "attempt") > whole(self.finish, "attempt"):
             self.finish = None  # a new attempt has begun; its warm-up is recorded before its `attempt`
         if kind == "warmup":
