@@ -168,6 +168,7 @@ class TestServer:
         [
             {"flags": ("--disable-radix-cache",)},
             {"flags": ("--radix-cache-backend=flexkv",)},
+            {"flags": ("--enable-int8-mamba-checkpoint",)},  # which refuses any other cache
             {"env": {"SGLANG_PLUGINS": "others"}},
             {"env": {"PYTHONPATH": "/mine"}},
         ],

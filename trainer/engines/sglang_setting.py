@@ -35,8 +35,8 @@ _PREFILL_GRAPHS = (
 )  # fmt: skip
 
 _CACHE = "--radix-cache-backend"
-# Options with which the cache of prefixes is another one.
-_CACHES = (_CACHE, "--disable-radix-cache", "--kv-cache-dtype")
+# Options with which the cache of prefixes is another one, or must be SGLang's own.
+_CACHES = (_CACHE, "--disable-radix-cache", "--kv-cache-dtype", "--enable-int8-mamba-checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
