@@ -16,7 +16,7 @@ from typing import Any
 from trainer.checkpoint.background import BackgroundWriter, Record
 from trainer.checkpoint.export import BackgroundExport, export, parameter_digest
 from trainer.checkpoint.recover import RecoverStore, RunState
-from trainer.checkpoint.room import CheckpointSizes, room_problem, room_warning
+from trainer.checkpoint.room import CheckpointSizes, remove_torn, room_problem, room_warning
 from trainer.checkpoint.start import Start, settings_and_data
 from trainer.config import RunConfig
 from trainer.errors import InterruptedRunError, RunError
@@ -260,6 +260,7 @@ class SteppedRun(ABC):
         if self.world.is_main and left:
             folder, sizes = self.store.folder, CheckpointSizes.of(self.learner)
             saves = sum(save_due(self.config.checkpoint, self.course, number, 0.0) for number in left)
+            remove_torn(folder, self.paths.checkpoints)
             problem = room_problem(folder, sizes)
             warning = room_warning(folder, self.paths.checkpoints, sizes, len(left), saves)
         if problem := self.world.broadcast(problem):

@@ -131,6 +131,20 @@ def test_too_little_room_is_told_before_the_first_step(forks: Forks, small_disk:
     assert len(trial.records("step")) > steps
 
 
+def test_what_a_kill_left_of_a_checkpoint_makes_room_for_the_next(
+    forks: Forks, small_disk: SmallDisk, warm_cache: Path
+) -> None:
+    trial = small_disk.trial(warm_cache)
+    _stop_after(forks, trial, 2)
+    torn = [trial.paths.recover / "slot-b.tmp", trial.paths.checkpoints / "epoch1epochstep3globalstep3.tmp"]
+    for folder in torn:
+        folder.mkdir()
+    leave(torn[0], trial.records("recover")[-1]["bytes"] // 2)
+
+    assert forks.run(trial) == 0, trial.said()
+    assert not any(folder.exists() for folder in torn)
+
+
 def test_full_for_the_message_too(forks: Forks, small_disk: SmallDisk, warm_cache: Path) -> None:
     trial = small_disk.trial(warm_cache)
     _stop_after(forks, trial, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,13 @@ class CheckpointSizes:
         whole = sum(count for adapter, count in sizes if not adapter)
         weights = learner.world.dtype.itemsize * whole if learner.config.checkpoint.merged or not adapters else 0
         return cls(RECOVER_BYTES * trained, weights + FLOAT32 * adapters)
+
+
+def remove_torn(recover: Path, persistent: Path) -> None:
+    """Remove what a kill left of checkpoints that were being written or removed: the next ones take its room."""
+    torn = [recover / f"{name}{ending}" for name in SLOTS for ending in (".tmp", ".old")]
+    for folder in (*torn, *persistent.glob("epoch*globalstep*.tmp")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def room_problem(recover: Path, sizes: CheckpointSizes) -> str:
