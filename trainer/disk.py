@@ -87,16 +87,19 @@ def mount_of(path: Path) -> Path:
     return mount
 
 
-def free_of(path: Path) -> int | None:
+def free_of(path: Path, *, reserved: bool = False) -> int | None:
     """Return the bytes that are free on the disk of a path, which need not exist; None where it does not say.
 
     A quota counts only where the file system tells of it, as XFS and Lustre do for projects.
+
+    Args:
+        reserved: those that are kept for root count, too: ext4 keeps one of twenty.
     """
     try:
         found = os.statvfs(_nearest(path))
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
+    return (found.f_bfree if reserved else found.f_bavail) * found.f_frsize if found.f_blocks else None
 
 
 def is_full(path: Path) -> bool:

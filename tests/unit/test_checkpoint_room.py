@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,10 +45,19 @@ def test_what_is_to_come_is_counted(
     assert not warns or ("fileroot=FOLDER" in told and "free of" in told)
 
 
-def test_no_room_for_one_is_a_problem(tmp_path: Path, tenth: int) -> None:
+def test_no_room_for_one_is_a_problem(tmp_path: Path, tenth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert room_problem(tmp_path / "recover", CheckpointSizes(9 * tenth, 9 * tenth)) == ""
     told = room_problem(tmp_path / "recover", CheckpointSizes(12 * tenth, 0))
     assert told.startswith(f"no space left for a recover checkpoint under {tmp_path / 'recover'}, which takes ")
+
+
+def test_what_is_kept_for_root_is_room_for_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimpleNamespace(f_blocks=100, f_bfree=9, f_bavail=4, f_frsize=1, f_files=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    for user, size, fits in ((0, 9, True), (0, 10, False), (1000, 4, True), (1000, 5, False)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        assert (room_problem(tmp_path, CheckpointSizes(size, 0)) == "") == fits
 
 
 def test_a_disk_that_does_not_say_what_is_free_is_not_judged() -> None:

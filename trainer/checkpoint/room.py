@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ def remove_torn(recover: Path, persistent: Path) -> None:
 
 def room_problem(recover: Path, sizes: CheckpointSizes) -> str:
     """Why not one recover checkpoint fits, with the way out; empty where one may. recover: their folder."""
-    free = free_of(recover)
+    free = free_of(recover, reserved=os.geteuid() == 0)
     if free is None or free >= sizes.recover:
         return ""
     return (
