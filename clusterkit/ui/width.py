@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterable
 from textwrap import wrap
 
-_COMMAND = re.compile(r" *(?:[A-Za-z][A-Za-z ]{0,16}(?:: | {2,}))?(?:clusterkit|tensorboard) [a-z-]")
+_LABEL = r"[A-Za-z][A-Za-z ]{0,16}: |[A-Za-z][A-Za-z' ]{0,30} {2,}"
+_COMMAND = re.compile(rf" *(?:{_LABEL})?(?:clusterkit|tensorboard) [a-z-]")
 """A line that is a command, or a label and one: cut off after a backslash, it can still be copied."""
 
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\ """)

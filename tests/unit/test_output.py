@@ -158,6 +158,15 @@ def test_a_command_that_is_cut_off_can_still_be_copied(monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.parametrize("label", ["what this machine can run", "the cluster's runs"], ids=str)
+def test_a_command_after_a_long_label_can_still_be_copied(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    *cut_off, _ = fitted([f"  {label}  clusterkit runs --state running"], 100).splitlines()
+
+    assert cut_off
+    assert all(line.endswith(" \\") for line in cut_off)
+
+
 @pytest.mark.parametrize("word", ["task.path=/my own documents/a  b.txt", "it's 'so'", 'a"b c" d e f'], ids=str)
 def test_a_command_is_the_same_for_a_shell_however_narrow_the_terminal(
     word: str, monkeypatch: pytest.MonkeyPatch
