@@ -77,8 +77,8 @@ class Job:
                 write_atomic(path, json.dumps({**mark, "restart_s": wait}))
 
     def _attempt(self) -> Ended:
-        self._ended = {}
         number = new_attempt(self._logs)
+        self._ended = {}  # not before: without a new attempt it is the last one's end that is written
         folder = self._logs / f"attempt_{number}"
         began, before = time.time(), last_step(self._logs / "metrics.jsonl")
         environment = {**os.environ, "CLUSTERKIT_ATTEMPT": str(number)}
