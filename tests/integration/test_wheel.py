@@ -73,7 +73,7 @@ def files_of(folder: Path) -> Iterator[str]:
 
 
 def test_the_wheel_is_whole(wheel: Path) -> None:
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     wanted = {f"{name}/{path}" for name in PACKAGES for path in files_of(REPOSITORY / name)}
     wanted |= {f"clusterkit/_{name}/{path}" for name in ("presets", "images") for path in files_of(REPOSITORY / name)}
 

@@ -36,7 +36,7 @@ def test_it_is_supervised_learning_with_the_runs_own_model_agent_and_ranks() -> 
     assert start.engine == "embedded", "no server samples"
     train = start.train
     assert (train.learning_rate, train.schedule, train.min_lr_ratio) == (5e-4, "cosine", 0.1)
-    assert (train.total_steps, start.rollout.batch_size) == (450, 32)
+    assert (train.total_steps, start.rollout.batch_size) == (600, 32)
     assert train.max_tokens_per_mb == run.train.max_tokens_per_mb
     assert is_start(start)
     assert not is_start(run)
