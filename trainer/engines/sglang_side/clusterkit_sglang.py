@@ -1,8 +1,9 @@
 """What runs inside SGLang's schedulers: its cache of prefixes makes room for more than the next step at a time.
 
-SGLang 0.5.17 evicts what the next step of decoding lacks, a few hundred tokens, and orders all evictable leaves of its
-tree for that. Every finished turn of a memory agent leaves a leaf that nobody asks for again, so a long evaluation or a
-large step fills the cache with thousands of them, and ordering them takes several times as long as decoding
+SGLang 0.5.17 evicts what the next step of decoding lacks, a few hundred tokens, and lists and orders all evictable
+leaves of its tree for that. Every finished turn of a memory agent leaves a leaf that nobody asks for again, so a long
+evaluation or a large step fills the cache with thousands of them; the lists, and Python's garbage collector, which they
+call over all that the scheduler holds, then take several times as long as decoding
 (benchmarks/cache_eviction.py). The folder of this file is on the server's PYTHONPATH and holds nothing else; the
 entry point beside it is how SGLang finds its plugins.
 """
@@ -21,19 +22,18 @@ found once for some hundred steps.
 
 
 def register() -> None:
-    """Make the cache known to SGLang; called in each of its processes."""
-    from sglang.srt.mem_cache.registry import register_radix_cache_backend  # noqa: PLC0415 (SGLang's Python alone)
+    """Make the cache known to SGLang: the one that it would have made, in pieces where that is the plain one.
 
-    register_radix_cache_backend(NAME, make)
-
-
-def make(context: Any) -> Any:
-    """Return the cache that SGLang would have made, which evicts in pieces where it is the plain one."""
+    Called in each of its processes.
+    """
+    from sglang.srt.mem_cache import registry  # noqa: PLC0415 (SGLang's Python alone)
     from sglang.srt.mem_cache.radix_cache import RadixCache  # noqa: PLC0415
-    from sglang.srt.mem_cache.registry import default_radix_cache_factory  # noqa: PLC0415
 
-    cache = default_radix_cache_factory(context)
-    return evict_in_pieces(cache) if type(cache) is RadixCache else cache
+    def make(context: Any) -> Any:
+        cache = registry.default_radix_cache_factory(context)
+        return evict_in_pieces(cache) if type(cache) is RadixCache else cache
+
+    registry.register_radix_cache_backend(NAME, make)
 
 
 def evict_in_pieces(cache: Any) -> Any:
