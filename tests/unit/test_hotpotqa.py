@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders import small_parts
 
 from trainer.config import RunConfig
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
 from trainer.evaluate import check_lengths
+from trainer.tasks import leave_out_misfits
 from trainer.tasks.hotpotqa import HotpotQA
 from trainer.types import Task
 
@@ -125,6 +127,30 @@ def test_real_questions_that_the_supervised_start_has_not_seen_are_taken_before_
     real = {task.question for task in map(tasks.train, range(100)) if task.meta["source"] != "cloze"}
     assert real == unseen
     assert 0 < len(unseen) < sum(row.source != "cloze" for row in tasks.sides.train.questions)
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_questions_over_the_agents_limit_are_left_out_before_the_run_comes_to_them(
+    mini_hotpotqa: Path, share: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def prepared(questions: list[dict], documents: list[dict]) -> None:
+        every_second_is_made(questions, documents)
+        for row in questions[1::5]:
+            row["question"] += " or so" * 60
+
+    tasks = source(edited(mini_hotpotqa, prepared), real_share=share)
+    before, held = tasks.train_size, len(all_heldout(tasks))
+    agent = small_parts("agent.max_question_tokens=100").agent
+
+    leave_out_misfits(tasks, agent)
+
+    assert 0 < tasks.train_size < before
+    for task in [*map(tasks.train, range(3 * before)), *all_heldout(tasks)]:
+        agent.prepare(task)  # raises where the question is too long
+    told = f"{before - tasks.train_size} questions for training and {held - len(all_heldout(tasks))} held-out ones"
+    assert told in caplog.text
+    with pytest.raises(UserError, match="all questions are over"):
+        leave_out_misfits(tasks, small_parts("agent.max_question_tokens=1").agent)
 
 
 def test_a_share_of_real_questions_changes_nothing_where_all_are_of_one_kind(mini_hotpotqa: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_prompt_too_long_is_left_out_as_areal_does(tmp_path: Path) -> None:
     there = [source.train(i).question for i in range(source.train_size)]
     assert there
     assert not any(question.startswith("now now") for question in there)
-    with pytest.raises(UserError, match="every prompt is over"):
+    with pytest.raises(UserError, match="all problems are over"):
         leave_out_misfits(source, agent(2))
 
 

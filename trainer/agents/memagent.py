@@ -94,6 +94,12 @@ class MemAgent:
         first = self.update_prompt(question, self.prompts.no_memory, kept[0]) if kept else []
         return PreparedTask(task, question, kept, dropped, first)
 
+    def fits(self, task: Task) -> bool:
+        """Whether the question is within agent.max_question_tokens."""
+        limit = self.config.max_question_tokens
+        # A token has at least one byte: most questions are known to be short enough without tokenising them.
+        return len(task.question.encode()) <= limit or len(encode(self.tokenizer, task.question)) <= limit
+
     def _limit(self, task: Task, chunks: list[list[int]]) -> tuple[list[list[int]], int]:
         """At most `max_chunks` chunks: the first and last halves of the document's ids."""
         kept, dropped = limit_chunks(task, chunks, self.config)

@@ -37,7 +37,9 @@ def make_source(config: RunConfig) -> TaskSource:
 
 
 def leave_out_misfits(source: TaskSource, agent: object) -> None:
-    """Leave out training tasks that the agent can tell it cannot take, where both know how (`keep`, `fits`).
+    """Leave out tasks whose question the agent can tell is too long for it, where both know how (`keep`, `fits`).
+
+    Without it a run would end when it comes to that task, perhaps after days.
 
     Raises:
         UserError: none is left.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, Protocol, TypeVar
@@ -15,6 +16,8 @@ from trainer.seeding import derive_seed, shuffled_numbers
 from trainer.types import Task
 
 Split = Literal["dev", "test"]
+
+log = logging.getLogger(__name__)
 
 
 class TaskSource(Protocol):
@@ -77,6 +80,24 @@ class RowSource(ABC, Generic[R]):
     @abstractmethod
     def make(self, task_id: str, row: R, split: str, epoch: int) -> Task:
         """The task of a row; held-out ones have epoch 0."""
+
+    @abstractmethod
+    def asked(self, row: R) -> Task:
+        """A row's question alone, without its context."""
+
+    def keep(self, fits: Callable[[Task], bool]) -> None:
+        """Leave out rows whose question is too long, as AReaL and verl do. Raises UserError: none is left."""
+        train = [row for row in self.rows if fits(self.asked(row))]
+        if not train:
+            raise UserError(f"{self.place}: all {self.rows_are} are over agent.max_question_tokens: raise it")
+        heldout = {name: [row for row in side if fits(self.asked(row))] for name, side in self.heldout_rows.items()}
+        held = sum(map(len, self.heldout_rows.values())) - sum(map(len, heldout.values()))
+        if len(train) < self.train_size or held:
+            log.warning(
+                "%s: %d %s for training and %d held-out ones are over agent.max_question_tokens: they are left out",
+                *(self.place, self.train_size - len(train), self.rows_are, held),
+            )
+            self.set_rows(train, heldout)
 
     def train(self, index: int) -> Task:
         """See TaskSource; every epoch has an order of its own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from trainer.config_tasks import DocumentsConfig
@@ -66,6 +67,10 @@ class HotpotQA(RowSource[Question]):
         train = self.sides.train.questions[: config.train_size]
         super().__init__("hotpotqa", seed, self.folder, train, heldout)
         self._kind_order = lru_cache(maxsize=4)(shuffled_numbers)
+
+    def set_rows(self, train: Sequence[Question], heldout: Mapping[str, Sequence[Question]]) -> None:
+        """See RowSource."""
+        super().set_rows(train, heldout)
         real = [row for row in train if not _is_made(row)]
         # Where the supervised start left some out, they alone: it knows the others by heart.
         self._kinds = [row for row in real if not row.traced] or real, [row for row in train if _is_made(row)]
@@ -108,6 +113,10 @@ class HotpotQA(RowSource[Question]):
                 f"{split} split of {self.folder} needs {len(row.gold)}: raise it"
             )
         return self._made(f"{split}-{row.id}", row, split, 0, chunks)
+
+    def asked(self, row: Question) -> Task:
+        """See RowSource."""
+        return Task(row.id, row.question, row.answers)
 
     def make(self, task_id: str, row: Question, split: str, epoch: int) -> Task:
         """See RowSource."""

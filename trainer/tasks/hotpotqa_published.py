@@ -96,6 +96,10 @@ class PublishedHotpotQA(RowSource[Item]):
         self._check(self.place, f"eval.final_documents has {size}", size)
         return self._made(f"{split}-{row.id}", row, split, 0, size)
 
+    def asked(self, row: Item) -> Task:
+        """See RowSource."""
+        return Task(row.id, row.question, row.answers)
+
     def make(self, task_id: str, row: Item, split: str, epoch: int) -> Task:
         """See RowSource."""
         return self._made(task_id, row, split, epoch, self.config.num_documents)

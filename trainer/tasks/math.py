@@ -7,7 +7,6 @@ they hold the chat template's own marks already, which `trainer.agents.single_tu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,14 +49,9 @@ class Math(RowSource[Task]):
         """See RowSource."""
         return replace(row, id=task_id)
 
-    def keep(self, fits: Callable[[Task], bool]) -> None:
-        """Leave out problems whose prompt is too long, as AReaL does. Raises UserError: none is left to train on."""
-        before, train = self.train_size, [problem for problem in self.rows if fits(problem)]
-        if not train:
-            raise UserError(f"{self.place}: every prompt is over agent.max_question_tokens: raise it")
-        if len(train) < before:
-            log.warning("%s: %d problems have too long a prompt", self.place, before - len(train))
-        self.set_rows(train, {name: [p for p in side if fits(p)] for name, side in self.heldout_rows.items()})
+    def asked(self, row: Task) -> Task:
+        """See RowSource."""
+        return row
 
 
 def problems_file(config: ProblemsConfig) -> Path:

@@ -66,6 +66,11 @@ class MemAlphaTexts(RowSource[Item]):
             raise UserError(f"{train_file}: no row is left for training: lower task.eval_fraction, or add rows")
         super().__init__("memalpha", seed, train_file, train, heldout)
 
+    def asked(self, row: Item) -> Task:
+        """See RowSource."""
+        first = row.questions[0]
+        return Task(row.id, first.question, first.answers)
+
     def make(self, task_id: str, row: Item, split: str, epoch: int) -> Task:  # noqa: ARG002 (a text is always the same)
         """See RowSource."""
         first = row.questions[0]

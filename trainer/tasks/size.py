@@ -47,8 +47,7 @@ def training_size(config: RunConfig) -> TrainingSize:
     task = config.task
     if isinstance(task, SftConfig | MathConfig) or (isinstance(task, HotpotqaConfig) and task.path):
         try:
-            divided = isinstance(task, HotpotqaConfig) and is_prepared(find_folder(task.path))
-            return TrainingSize(count_rows(task), exact=isinstance(task, SftConfig) or divided)
+            return TrainingSize(count_rows(task), exact=isinstance(task, SftConfig))
         except UserError:
             pass  # the data is elsewhere, or the run will say what is wrong with it
     if isinstance(task, SHARE_OF_TRAINING):
