@@ -93,8 +93,11 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
     # The likeliest first. Every decoding step casts the whole output layer to float32 and multiplies it without tensor
     # cores. In TF32 the products of two bfloat16 numbers are exact, and sums stay in float32: nothing is lost.
     "sglang": (
-        Setting("base", "", "what a run has today", ALL),
-        Setting("tf32", TF32, "the float32 output layer on tensor cores", (SHARE, AHEAD)),
+        Setting("base", "", "what a run has today: TF32, and graphs for as many requests as are expected", ALL),
+        Setting(
+            "sglang", "--dtype bfloat16 --cuda-graph-max-bs-decode 256", "control: neither, as SGLang starts by itself"
+        ),
+        Setting("tf32", f"{TF32} --cuda-graph-max-bs-decode 256", "TF32 alone", (SHARE, AHEAD)),
         Setting("graphs", f"{TF32} {GRAPHS}", "more than 256 sequences stay within a CUDA graph", (SHARE, AHEAD)),
         Setting("mixed", f"{TF32} {GRAPHS} --enable-mixed-chunk", "prompts beside decoding", (SHARE, AHEAD)),
         Setting(

@@ -31,6 +31,7 @@ def nvidia_smi(folder: Path, *, cuda: str = "13.0", capability: str = "9.0") -> 
         "nvidia-smi",
         f'case "$*" in\n'
         f"  -L) cat {CASES}/h200_list.txt ;;\n"
+        f"  *query-gpu=compute_cap,memory.total*) printf '%s, 143771\\n' {capability} {capability} ;;\n"
         f"  *query-gpu=compute_cap*) printf '%s\\n' {capability} {capability} ;;\n"
         f"  *query-gpu*) cat {folder}/gpus.csv ;;\n"
         f"  *) cat {folder}/plain.txt ;;\n"

@@ -26,7 +26,7 @@ from trainer.engines import launching, sglang_setting
 from trainer.engines.options import MEMORY_SAVER, ServerOptions, Setting
 from trainer.engines.process import ServerStartError
 from trainer.engines.sglang_dialect import SGLangDialect
-from trainer.engines.sglang_setting import Packages, choose, compiler_environment, look
+from trainer.engines.sglang_setting import GPU, Packages, choose, compiler_environment, look
 from trainer.engines.vllm_dialect import VLLMDialect
 
 KNOWN = frozenset({"--attention-backend", "--cuda-graph-backend-prefill", "--disable-prefill-cuda-graph"})
@@ -36,8 +36,11 @@ FA3 = ("--attention-backend", "fa3")
 NO_GRAPHS = "--cuda-graph-backend-prefill=disabled"
 
 
-def chosen(packages: Packages, major: int | None, *given: str, compiles: bool = True) -> tuple[str, ...]:
-    flags, reasons = choose(packages, major, compiles, given)
+def chosen(
+    packages: Packages, major: int | None, *given: str, compiles: bool = True, memory: int = 143771, **options: Any
+) -> tuple[str, ...]:
+    one = ServerOptions(Path(), Path(), flags=given, **options)
+    flags, reasons = choose(packages, GPU(major, memory), compiles, one)
     assert bool(flags) == bool(reasons)
     return flags
 
@@ -59,17 +62,40 @@ def test_sglang_knows_every_option_that_it_is_given(tmp_path: Path) -> None:
     """Options and choices as the parser of SGLang 0.5.17 has them, recorded from it."""
     known = json.loads(OPTIONS.read_text(encoding="utf-8"))
     assert known["version"] in SGLangDialect.tried_versions
-    everything = ServerOptions(tmp_path, tmp_path, context_length=8, max_running=8, deterministic=True)
+    everything = ServerOptions(tmp_path, tmp_path, context_length=8, max_running=800, deterministic=True)
     packages = Packages(known["version"], frozenset(known["options"]), fa3=True)
     for major, compiles in ((HOPPER, True), (ADA, False)):
-        flags, _ = choose(packages, major, compiles, ())
-        assert len(flags) == 3
+        flags, _ = choose(packages, GPU(major, 81559), compiles, replace(everything, deterministic=False, expected=800))
+        assert len(flags) == 6
         words = [*SGLangDialect().argv(everything, 8000)[2:], *flags, MEMORY_SAVER]
         for word, value in zip(words, [*words[1:], ""], strict=True):
             option, _, attached = word.partition("=")
             assert not word.startswith("--") or option in known["options"], option
             if option in known["choices"]:
                 assert (attached or value) in known["choices"][option]
+
+
+def test_the_float32_output_layer_uses_tensor_cores_where_that_costs_no_precision() -> None:
+    packages = Packages("0.5.17", frozenset({"--enable-tf32-matmul"}))
+    tf32 = ("--enable-tf32-matmul",)
+    assert chosen(packages, ADA) == tf32
+    assert chosen(packages, None) == ()
+    assert chosen(packages, ADA, fp32_head=False) == (), "there is no float32 in it"
+    assert chosen(packages, ADA, deterministic=True) == ()
+    assert chosen(packages, ADA, "--dtype", "float32") == ()
+    assert chosen(packages, ADA, *tf32) == ()
+
+
+def test_graphs_reach_as_far_as_the_requests_that_are_expected() -> None:
+    packages = Packages("0.5.17", frozenset({"--cuda-graph-max-bs-decode"}))
+    assert chosen(packages, HOPPER, expected=257) == ("--cuda-graph-max-bs-decode", "288")
+    assert chosen(packages, HOPPER, expected=544) == ("--cuda-graph-max-bs-decode", "544")
+    assert chosen(packages, HOPPER, expected=4096) == ("--cuda-graph-max-bs-decode", "640")
+    assert chosen(packages, HOPPER, expected=256) == ()
+    assert chosen(packages, HOPPER, expected=800, max_running=200) == (), "no more are let in"
+    assert chosen(packages, HOPPER, expected=800, memory=24576) == (), "SGLang's own are smaller there, for the memory"
+    assert chosen(packages, HOPPER, "--cuda-graph-max-bs-decode=64", expected=800) == ()
+    assert chosen(packages, HOPPER, "--disable-cuda-graph", expected=800) == ()
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ class ServerOptions:
     all of them for one replica (tensor parallel); none: on the CPU (vLLM only). host: address to listen on, loopback or
     private. port: 0 for a free one. version: of the weights in `model`. memory_fraction: of the GPU, for weights and KV
     cache. context_length: of prompt and response together (0: the model's own). max_running: requests sampled at the
-    same time (0: the server's own choice). fp32_head: logits are computed in float32; in bfloat16 they are rounded by
-    up to 0.06, and the log-probs with them. deterministic: responses follow their seed alone, whatever else is in the
-    batch (slower). flags: more options of the server's own, last on its command line. env: added to the environment.
-    chats: it is asked in words (OpenAI's chat route), not in token ids alone. lora_rank: of the adapters that it will
-    load (0: none), for layers named lora_targets (all: every linear layer). lora_versions: of them that are used beside
-    one another. start_seconds: until it must answer.
-    python: the interpreter that has the server. role: what it is to the user.
+    same time (0: the server's own choice). expected: requests that it will get at the same time, as far as is known.
+    fp32_head: logits are computed in float32; in bfloat16 they are rounded by up to 0.06, and the log-probs with them.
+    deterministic: responses follow their seed alone, whatever else is in the batch (slower). flags: more options of the
+    server's own, last on its command line. env: added to the environment. chats: it is asked in words (OpenAI's chat
+    route), not in token ids alone. lora_rank: of the adapters that it will load (0: none), for layers named
+    lora_targets (all: every linear layer). lora_versions: of them that are used beside one another. start_seconds:
+    until it must answer. python: the interpreter that has the server. role: what it is to the user.
     """
 
     model: Path
@@ -47,6 +47,7 @@ class ServerOptions:
     memory_fraction: float = 0.85
     context_length: int = 0
     max_running: int = 0
+    expected: int = 0
     fp32_head: bool = True
     deterministic: bool = False
     chats: bool = False

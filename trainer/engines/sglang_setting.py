@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +35,19 @@ _PREFILL_GRAPHS = (
     "--enable-breakable-cuda-graph",
 )  # fmt: skip
 
+_TF32 = "--enable-tf32-matmul"
+_GRAPHS = "--cuda-graph-max-bs-decode"
+# Options that say something of graphs for decoding.
+_DECODE_GRAPHS = (
+    _GRAPHS, "--cuda-graph-max-bs", "--cuda-graph-bs", "--cuda-graph-bs-decode", "--cuda-graph-backend-decode",
+    "--cuda-graph-config", "--disable-cuda-graph", "--disable-decode-cuda-graph",
+)  # fmt: skip
+LARGEST_GRAPH = 256
+"""Requests of SGLang's own largest graph, on GPUs of ROOMY_MIB and more."""
+ROOMY_MIB = 60 * 1024
+GRAPH_STEP, MOST_IN_A_GRAPH = 32, 640
+"""SGLang makes one for every 32 requests beyond 512; each takes a second, and memory."""
+
 _CACHE = "--radix-cache-backend"
 # Options with which the cache of prefixes is another one, or must be SGLang's own.
 _CACHES = (_CACHE, "--disable-radix-cache", "--kv-cache-dtype", "--enable-int8-mamba-checkpoint")
@@ -50,13 +64,24 @@ class Packages:
     bin: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """What nvidia-smi tells of a server's GPUs.
+
+    major: first number of the compute capability, None where it does not tell. memory_mib: of each; 0: not told.
+    """
+
+    major: int | None = None
+    memory_mib: int = 0
+
+
 def setting(options: ServerOptions) -> Setting:
     """Look at the interpreter and the GPUs of a server, and choose."""
     packages = look(options.python)
     known = {**os.environ, **options.env}
     environment = compiler_environment(packages, known)
     compiles = has_compiler({**known, **environment})
-    flags, reasons = choose(packages, capability(options.gpus), compiles, options.flags)
+    flags, reasons = choose(packages, look_at(options.gpus), compiles, options)
     if packages.version in TRIED_VERSIONS and takes_cache(options):
         flags += (_CACHE, "clusterkit")
         reasons += ("SGLang's own cache of prefixes is slow once it is full of finished turns",)
@@ -75,20 +100,17 @@ def takes_cache(options: ServerOptions) -> bool:
 
 
 def choose(
-    packages: Packages, major: int | None, compiles: bool, given: Sequence[str]
+    packages: Packages, gpu: GPU, compiles: bool, options: ServerOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return options for the command line, and why each was chosen.
+    """Return options for the command line, and why each was chosen; the user's own (`options.flags`) win.
 
-    Args:
-        major: the GPUs' compute capability, its first number; None where that is unknown.
-        compiles: whether kernels can be compiled here.
-        given: the user's own options, which win.
+    compiles: whether kernels can be compiled here.
     """
     flags: list[str] = []
     reasons: list[str] = []
-    names = {word.partition("=")[0] for word in given}
-    if major is not None and _ATTENTION[0] in packages.options and names.isdisjoint(_ATTENTION):
-        if major == HOPPER and packages.fa3:
+    names = {word.partition("=")[0] for word in options.flags}
+    if gpu.major is not None and _ATTENTION[0] in packages.options and names.isdisjoint(_ATTENTION):
+        if gpu.major == HOPPER and packages.fa3:
             flags += [_ATTENTION[0], "fa3"]
             reasons.append("a Hopper GPU, and SGLang's kernels hold FlashAttention 3")
         elif not compiles:
@@ -99,7 +121,27 @@ def choose(
         if new in packages.options or old in packages.options:
             flags.append(f"{new}=disabled" if new in packages.options else old)
             reasons.append("graphs of prompts take start-up time and memory, and no run here was tried with them")
+    for more, why in (_output_layer(packages, gpu, options, names), _graphs(packages, gpu, options, names)):
+        flags += more
+        reasons += why
     return tuple(flags), tuple(reasons)
+
+
+def _output_layer(packages: Packages, gpu: GPU, options: ServerOptions, names: set[str]) -> tuple[list[str], list[str]]:
+    # Products of bfloat16 numbers are exact in TF32; a server in float32 would be another model.
+    known = _TF32 in packages.options and gpu.major is not None and names.isdisjoint((_TF32, "--dtype"))
+    if not known or not options.fp32_head or options.deterministic:
+        return [], []
+    return [_TF32], ["the float32 output layer is faster on tensor cores, and its log-probs are no further off"]
+
+
+def _graphs(packages: Packages, gpu: GPU, options: ServerOptions, names: set[str]) -> tuple[list[str], list[str]]:
+    known = _GRAPHS in packages.options and gpu.memory_mib >= ROOMY_MIB and names.isdisjoint(_DECODE_GRAPHS)
+    expected = min(options.expected, options.max_running or options.expected)
+    if not known or expected <= LARGEST_GRAPH:
+        return [], []
+    largest = min(-(-expected // GRAPH_STEP) * GRAPH_STEP, MOST_IN_A_GRAPH)
+    return [_GRAPHS, str(largest)], [f"up to {expected} requests at a time are expected, and its graphs end at 256"]
 
 
 @lru_cache(maxsize=8)
@@ -117,15 +159,16 @@ def look(python: str) -> Packages:
         return Packages()
 
 
-def capability(gpus: tuple[int, ...]) -> int | None:
-    """First number of the compute capability of these GPUs: the lowest, None where nvidia-smi does not tell."""
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", f"--id={visible_devices(gpus)}"]
+def look_at(gpus: tuple[int, ...]) -> GPU:
+    """Ask nvidia-smi for these GPUs, and take the least of what they have."""
+    query = "--query-gpu=compute_cap,memory.total"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", f"--id={visible_devices(gpus)}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None
-    majors = [int(line.split(".")[0]) for line in done.stdout.splitlines() if line.split(".")[0].strip().isdigit()]
-    return min(majors, default=None)
+        return GPU()
+    found = re.findall(r"^(\d+)\.\d+, *(\d*)", done.stdout, re.MULTILINE)
+    return GPU(min((int(major) for major, _ in found), default=None), min((int(m or 0) for _, m in found), default=0))
 
 
 def has_compiler(environment: Mapping[str, str]) -> bool:

@@ -160,6 +160,7 @@ def server_options(
         memory_fraction=config.rollout.gpu_memory_fraction,
         context_length=c.context_length or config.model.context_window,
         max_running=config.rollout.max_running,
+        expected=expected_requests(config),
         lora_rank=served_rank(config),
         lora_versions=served_versions(config),
         lora_targets=_adapted_layers(config, model),
@@ -167,6 +168,13 @@ def server_options(
         start_seconds=c.start_seconds,
         python=c.python or os.environ.get(f"CLUSTERKIT_{config.engine.upper()}_PYTHON") or sys.executable,
     )
+
+
+def expected_requests(config: RunConfig) -> int:
+    """Requests that a server of a run gets at a time: its share of a step's trajectories, and of what groups share."""
+    r = config.rollout
+    groups = -(-r.batch_size // config.num_servers)
+    return groups * (r.group_size + (1 if r.share_prefixes else 0))
 
 
 def _adapted_layers(config: RunConfig, model: Path) -> tuple[str, ...]:
