@@ -66,6 +66,10 @@ GRACE_SECONDS = 45.0
 """For an interrupted run to finish its step, write its recover checkpoint and end its servers."""
 
 
+CROWDED = "leave no GPU memory for the KV cache"
+"""Said by a server beside which another one took memory while it measured what is free: it is started again."""
+
+
 class TimeIsOverError(Exception):
     """A stage was interrupted, or would begin, after --seconds; the same command goes on."""
 
@@ -150,7 +154,13 @@ class Bench:
                 file = self.out / "requests" / f"{kind}-seed{seed}.yaml"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(yaml.safe_dump(request.model_dump(), sort_keys=False, allow_unicode=True))
-                self.stage(f"evaluate {kind} seed {seed}", ["-m", "evaluation", str(file)])
+                name, command = f"evaluate {kind} seed {seed}", ["-m", "evaluation", str(file)]
+                try:
+                    self.stage(name, command)
+                except UserError as error:
+                    if CROWDED not in str(error):
+                        raise
+                    self.stage(name, command)
                 results = _results(request)
         if results is None:
             raise UserError(f"the evaluation of {kind}, seed {seed}, lacks answers: run the same command again")
