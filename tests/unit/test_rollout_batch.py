@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 from array import array
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from builders import Parts, RecordingEngine, small_config, small_parts
 from tokenversions import token_versions
 
+from clusterkit.runs.trace.source import read_groups
 from trainer.config_rewards import MathRewardConfig
 from trainer.config_tasks import MathConfig
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError, UserError
 from trainer.rollout.batch import make_batch, turn_rows
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
-from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn
+from trainer.rollout.record import write_rollouts
+from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
 
 PARTS = small_parts()
 GROUPS = PARTS.rollouts()
@@ -322,3 +328,61 @@ def test_turns_come_through_a_pipe_as_they_were_and_their_rows_know_their_array(
     assert row.ids == Row(turn.prompt_ids, cut.token_ids, cut.logprobs, 1.0, 0.0, 0).ids
     changed = dataclasses.replace(found, prompt_ids=[9])
     assert pickle.loads(pickle.dumps(changed)) == changed
+
+
+Left = Callable[[Trajectory], None]
+
+
+class LeavingReward:
+    """Rewards nothing; leaves what it is told to in every trajectory."""
+
+    def __init__(self, leave: Left) -> None:
+        self.leave = leave
+
+    def score(self, task: Task, trajectory: Trajectory) -> float:
+        self.leave(trajectory)
+        return 0.0
+
+
+def rewarded(leave: Left) -> list[Group]:
+    controller = RolloutController(PARTS.agent, PARTS.engine(), 1, reward=LeavingReward(leave))
+    return controller.run([PARTS.source.train(0)], SamplingPlan("train-1", 2))
+
+
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        (lambda t: setattr(t, "turn_rewards", TurnRewards(0.0, [0.0])), "turn_rewards has 1 turns of "),
+        (lambda t: setattr(t, "turn_rewards", TurnRewards(math.nan, [0.0] * len(t.turns))), r"turn_rewards is \[nan"),
+        (lambda t: setattr(t, "accuracy", math.inf), "accuracy is inf"),
+        (lambda t: t.metrics.update(length="long"), "metrics has what is no number .*'long'"),
+    ],
+)
+def test_what_a_reward_leaves_and_nothing_can_be_made_of_ends_the_run(leave: Left, said: str) -> None:
+    with pytest.raises(UserError, match=f"the reward LeavingReward of task train-0: {said}"):
+        rewarded(leave)
+
+
+def test_metrics_of_some_trajectories_have_their_own_mean_and_take_no_number_of_the_step() -> None:
+    values = iter([0.25, 0.75])
+
+    def leave(trajectory: Trajectory) -> None:
+        value = next(values)
+        trajectory.metrics = {"n_tokens": np.float32(value)} | ({"late": 4} if value > 0.5 else {})
+
+    stats = make_batch(rewarded(leave), small_config("rollout.batch_size=1"), step=1).stats
+
+    assert (stats["late"], stats["reward/n_tokens"]) == (4.0, 0.5)
+    assert stats["n_tokens"] == stats["prompt_tokens"] + stats["sampled_tokens"]
+
+
+def test_records_take_what_json_does_not_know(tmp_path: Path) -> None:
+    def leave(trajectory: Trajectory) -> None:
+        trajectory.metrics = {"mine": np.float32(0.5)}
+        trajectory.details = {"scores": np.arange(2), "one": torch.tensor(1.5), "path": tmp_path}
+
+    write_rollouts(tmp_path / "rollouts" / "step_1.jsonl.zst", rewarded(leave), [0.0, 0.0], PARTS.tokenizer)
+
+    (group,) = read_groups(tmp_path / "rollouts" / "step_1.jsonl.zst").values()
+    assert [one["details"] for one in group] == [{"scores": [0, 1], "one": 1.5, "path": str(tmp_path)}] * 2
+    assert [one["metrics"] for one in group] == [{"mine": 0.5}] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -150,8 +151,11 @@ def rollout_stats(
     counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
     for t in trajectories:
         counters.update(t.counters)
-    scored = [t.metrics for t in trajectories if t.metrics]
-    return {
+    metrics: dict[str, list[float]] = {}
+    for t in trajectories:
+        for name, value in t.metrics.items():
+            metrics.setdefault(name, []).append(value)
+    own = {
         "task_reward": sum(t.reward for t in trajectories) / count,
         "final_reward": sum(rewards) / count,
         "advantage_abs": float(advantages.abs().mean()) if len(advantages) else 0.0,
@@ -168,8 +172,9 @@ def rollout_stats(
         "sampled_tokens": float(sampled),
         "failed_trajectories": float(sum(t.error is not None for t in trajectories)),
         **{name: float(count) for name, count in counters.items()},
-        **{name: sum(m[name] for m in scored) / len(scored) for name in (scored[0] if scored else {})},
     }
+    # A metric never takes the place of a step's own number.
+    return own | {f"reward/{name}" if name in own else name: fmean(values) for name, values in metrics.items()}
 
 
 def distinct_prompt_tokens(group: Group) -> int:

@@ -213,6 +213,8 @@ class RolloutController:
             ) from error
         if not math.isfinite(value):
             raise UserError(f"the reward {name} of task {task.id} is {value}: return a finite number")
+        if problem := _unusable(trajectory):
+            raise UserError(f"the reward {name} of task {task.id}: {problem}")
         return value
 
     async def _unless_stopped(self, waiting: Awaitable[float]) -> float:
@@ -226,6 +228,25 @@ class RolloutController:
             return task.result()
         finally:
             task.cancel()
+
+
+def _unusable(trajectory: Trajectory) -> str:
+    """What a reward has left in a trajectory that no step can be made of; empty where there is nothing.
+
+    Its metrics are plain numbers afterwards: what comes of numpy or torch goes into no JSON.
+    """
+    turns, accuracy = trajectory.turn_rewards, trajectory.accuracy
+    if turns is not None and len(turns.turns) != len(trajectory.turns):
+        return f"turn_rewards has {len(turns.turns)} turns of {len(trajectory.turns)}: give every turn a number"
+    if turns is not None and not all(map(math.isfinite, turns.totals)):
+        return f"turn_rewards is {turns.totals}: give every turn a finite number"
+    if accuracy is not None and not math.isfinite(accuracy):
+        return f"accuracy is {accuracy}: give a finite number, or None"
+    try:
+        trajectory.metrics = {str(key): float(value) for key, value in trajectory.metrics.items()}
+    except (TypeError, ValueError) as error:
+        return f"metrics has what is no number ({error}): keep anything else in details"
+    return ""
 
 
 async def _all_of(jobs: list[asyncio.Task[Trajectory]]) -> list[Trajectory]:

@@ -34,9 +34,17 @@ def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with zstandard.open(temporary, "wb") as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
         for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(json.dumps(record, ensure_ascii=False, default=_plain) + "\n")
     sync(temporary)  # what counts the files of a run that only rolls out is durable, too
     temporary.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types of what an agent or a reward of the user's own left in a record: arrays as lists, the rest as text.
+
+    A record is not worth the step that it is of.
+    """
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def trajectory_record(task: Task, sample: int, trajectory: Trajectory, tokenizer: Any) -> dict[str, Any]:
