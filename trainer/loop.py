@@ -43,6 +43,9 @@ from trainer.train.lora import BasePolicy
 from trainer.train.model import context_window, load_tokenizer, stop_token_ids
 from trainer.types import Group
 
+IDLE_STEPS = 20
+"""So many steps in a row without anything to learn from are told."""
+
 
 class TrainingRun(SteppedRun):
     """One attempt at a run: builds the parts, goes on from a recover checkpoint, trains to the end."""
@@ -55,6 +58,7 @@ class TrainingRun(SteppedRun):
         origin = Origin(model_folder, config, world)
         agent = make_agent(config, self.tokenizer)
         leave_out_misfits(self.source, agent)
+        self.idle_in_row = 0
         self.evaluates = self._holds_out()
         kept = config.eval.save_trajectories if world.is_main else 0
         self.heldout = HeldoutTrajectories(self.paths.logs, kept, agent, self.tokenizer)
@@ -160,10 +164,24 @@ class TrainingRun(SteppedRun):
         if self.reference is not None:
             for row, values in zip(rows, self.learner.logprobs(rows, self.reference), strict=True):
                 row.ref_logprobs = values
+        self._tell_idle(batch, number)
         stats = self._optimize(batch.minibatches, number)
         if left_out:
             stats.values["masked_tokens"] = stats.values.get("masked_tokens", 0.0) + left_out
         return batch, stats
+
+    def _tell_idle(self, batch: TrainingBatch, number: int) -> None:
+        """Warn where step after step has nothing to learn from, which costs as much as learning; on rank 0."""
+        if not self.world.is_main or self.config.control.zero_advantages:
+            return
+        learns = any(row.advantage for rows in batch.minibatches for row in rows)
+        self.idle_in_row = 0 if learns else self.idle_in_row + 1
+        if self.idle_in_row == IDLE_STEPS:
+            self.monitor.warn(
+                f"steps {number - IDLE_STEPS + 1} to {number} had nothing to learn from: all answers to a task were "
+                f"rewarded alike (task_reward {batch.stats['task_reward']:.4g}). clusterkit trace shows some: either "
+                "the reward does not tell them apart, or the tasks are too easy or too hard"
+            )
 
     def _make_batch(self, groups: list[Group], number: int) -> TrainingBatch:
         """Rows of the step on rank 0, its numbers on all ranks."""

@@ -98,6 +98,18 @@ def test_a_reward_may_wait_and_gets_its_options(forks: Forks, new_trial: NewTria
     assert [step["stats"]["task_reward"] for step in trial.records("step")] == [3.0, 3.0]
 
 
+def test_steps_in_a_row_that_teach_nothing_are_told_once(forks: Forks, new_trial: NewTrial, tmp_path: Path) -> None:
+    code = own(tmp_path / "code", FIXED)
+    trial = new_trial(**{"code_dir": code, "reward": {"name": "mine:Fixed", "options": {"value": 0.5}}})
+    trial.change(**{"train.total_steps": 22, "eval.every_steps": 0})
+
+    assert forks.run(trial) == 0, trial.said()
+
+    (told,) = (warning["message"] for warning in trial.records("warning"))
+    assert told.startswith("steps 1 to 20 had nothing to learn from: ")
+    assert "(task_reward 0.5)" in told
+
+
 UNTESTED = """
 from trainer.tasks.recall import Recall
 

@@ -94,6 +94,12 @@ def _flat(step: int) -> dict[str, Any]:
     return {"task_reward": 0.3 + random.Random(step).uniform(-0.05, 0.05)}
 
 
+def test_a_reward_that_never_changes_is_flat_whatever_it_is(tmp_path: Path) -> None:
+    writer = _writer(tmp_path, "rollout.batch_size=8")
+    _steps(writer, 60, lambda _: {"task_reward": 0.5, "zero_variance_groups": 8.0}).recover(60)
+    assert _only(writer, "reward-flat").changes[0].key == "rollout.group_size"
+
+
 def test_a_flat_reward(tmp_path: Path) -> None:
     finding = _only(_steps(_writer(tmp_path), 60, _flat).recover(60), "reward-flat")
     assert finding.changes[0].key == "train.learning_rate"

@@ -148,8 +148,8 @@ def reward_flat(history: History, context: Context) -> Cause | None:
         return None
     third = len(rewards) // 3
     first, last = rewards[:third], rewards[-third:]
-    if fmean(last) >= SOLVED or len(set(rewards[-LOWEST_STEPS:])) == 1:
-        return None  # the task is learned, or reward_lowest reports it
+    if fmean(last) >= SOLVED or reward_lowest(history, context) is not None:
+        return None  # the task is learned, or it is reported already
     error = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / third)
     rise = fmean(last) - fmean(first)
     if rise > 2 * error:
