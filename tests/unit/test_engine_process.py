@@ -108,6 +108,23 @@ def test_the_cause_is_read_from_this_start_alone(tmp_path: Path) -> None:
     assert "old trouble" not in process.log_text()
 
 
+def test_a_log_that_has_grown_too_long_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.engines.process.MOST_LOG_BYTES", 4000)
+    monkeypatch.setattr("trainer.engines.process.LOG_LOOK_SECONDS", 0.02)
+    old, log = tmp_path / "logs" / "s0.log.old", tmp_path / "logs" / "s0.log"
+    lines = "import sys\nprint('x' * 5000, flush=True)\nsys.stdin = open(sys.argv[1])\n"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = ServerProcess(python(tmp_path, f"{lines}sys.exit(sys.stdin.readline())", str(pipe))).start()
+    until(lambda: old.exists() and not log.stat().st_size)
+
+    pipe.write_text("ValueError: the end")
+    until(lambda: not process.running)
+
+    assert old.read_text() == "x" * 5000 + "\n"
+    assert "ValueError: the end" in process.how_it_ended()
+
+
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     process = ServerProcess(ServerCommand("s0", ("/nowhere/python",), tmp_path / "s0.log")).start()
     with pytest.raises(ServerStartError, match="cannot start /nowhere/python: No such file"):

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,9 @@ from trainer.errors import RunError
 
 GUARD = Path(__file__).with_name("guard.py")
 LOG_TAIL_BYTES = 64 * 1024
+MOST_LOG_BYTES = 256 << 20
+"""A log that has grown beyond this begins anew: servers write lines for every batch, for weeks."""
+LOG_LOOK_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
 
@@ -83,6 +87,7 @@ class ServerProcess:
                 start_new_session=True,  # Ctrl-C is for the trainer, which stops its servers itself
             )
         threading.Thread(target=self._watch, name=f"watch {self.command.name}", daemon=True).start()
+        threading.Thread(target=self._bound_log, name=f"log of {self.command.name}", daemon=True).start()
         return self
 
     @property
@@ -169,6 +174,19 @@ class ServerProcess:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
+
+    def _bound_log(self) -> None:
+        """Begin the log anew where it has grown too long; what it held is in NAME.log.old, in place of what was there.
+
+        The server appends to the same file all the time: a line between the two calls is lost.
+        """
+        log = self.command.log
+        while not self._ended.wait(LOG_LOOK_SECONDS):
+            with contextlib.suppress(OSError):
+                if log.stat().st_size > MOST_LOG_BYTES:
+                    shutil.copyfile(log, log.with_name(f"{log.name}.old"))
+                    os.truncate(log, 0)
+                    self._log_start = 0
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -45,7 +45,7 @@ class SGLangDialect(Dialect):
         arguments = ["-m", "sglang.launch_server", "--model-path", str(options.model)]
         arguments += ["--host", options.host, "--port", str(port), "--tp-size", str(len(options.gpus))]
         arguments += ["--mem-fraction-static", str(options.memory_fraction), "--weight-version", str(options.version)]
-        arguments += ["--sampling-backend", "pytorch"]
+        arguments += ["--sampling-backend", "pytorch", "--log-level-http", "warning"]  # no line for every request
         if not options.chats:
             arguments += ["--skip-tokenizer-init", "--grammar-backend", "none"]
         if options.fp32_head:
