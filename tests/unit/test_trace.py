@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from builders import ScriptedEngine, byte_tokenizer
+from run_writer import RunWriter
 from typer.testing import CliRunner
 
 from clusterkit.cli.report import app as report_app
 from clusterkit.cli.trace import app
 from clusterkit.runs.directory import RunDirectory, user_name
+from clusterkit.runs.trace.source import recorded_steps
 from trainer.agents.base import RolloutOptions
 from trainer.agents.memalpha import MemAlpha
 from trainer.config_agents import MemalphaAgentConfig
@@ -150,3 +152,21 @@ def test_a_run_without_trajectories_says_how_to_have_them(run: RunDirectory) -> 
 
     with pytest.raises(UserError, match=r"rollout\.save_trajectories=true"):
         trace(run)
+
+
+def test_steps_that_were_undone_are_not_the_newest(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 6)
+    folder = writer.run.logs / "rollouts"
+    folder.mkdir()
+    for step in range(1, 7):
+        (folder / f"step_{step}.jsonl.zst").touch()
+    assert recorded_steps(writer.run) == [1, 2, 3, 4, 5, 6]
+
+    writer.attempt(resume_step=3)
+    assert recorded_steps(writer.run) == [1, 2, 3]
+    writer.steps(4, 4)
+    assert recorded_steps(writer.run) == [1, 2, 3, 4]
+    writer.attempt()  # afresh
+    assert recorded_steps(writer.run) == []
+    writer.run.metrics.unlink()
+    assert len(recorded_steps(writer.run)) == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import zstandard
 
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.log.metrics import newest_history, whole
 from trainer.errors import RunError, UserError
 
 _STEP = re.compile(r"^step_(\d+)\.jsonl\.zst$")
@@ -20,9 +22,25 @@ Record = dict[str, Any]
 
 
 def recorded_steps(run: RunDirectory) -> list[int]:
-    """Return the steps whose trajectories are on disk, in order."""
+    """Return the steps whose trajectories are on disk, in order.
+
+    A run that went back, to its recover checkpoint or its beginning, leaves files of steps that it has not done again
+    yet: those are left out.
+    """
     names = (_STEP.match(path.name) for path in (run.logs / "rollouts").glob("step_*.jsonl.zst"))
-    return sorted(int(match.group(1)) for match in names if match)
+    last = _last_step(run)
+    return sorted(step for match in names if match and (step := int(match.group(1))) <= last)
+
+
+def _last_step(run: RunDirectory) -> float:
+    """Return the last step that counts; infinite where no record says which that is."""
+    try:
+        history, _ = newest_history(run.metrics, evaluates=False)
+    except OSError:
+        return math.inf
+    if not history.attempts and not history.steps:
+        return math.inf
+    return max(history.global_step, *(whole(attempt, "resume_step") for attempt in history.attempts[-1:]), 0)
 
 
 def find_group(
