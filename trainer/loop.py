@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from torch import nn
 
@@ -29,7 +30,7 @@ from trainer.rewards import reward_counts
 from trainer.rewards.make import make_reward
 from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
 from trainer.rollout.controller import RolloutInterruptedError
-from trainer.rollout.record import write_rollouts
+from trainer.rollout.record import room_warning, write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler, served_sampler
 from trainer.schedule import Schedule
@@ -45,6 +46,8 @@ from trainer.types import Group
 
 IDLE_STEPS = 20
 """So many steps in a row without anything to learn from are told."""
+ROOM_STEPS = 10
+"""After every so many steps it is looked whether the disk has room for the trajectories of all to come."""
 
 
 class TrainingRun(SteppedRun):
@@ -58,7 +61,7 @@ class TrainingRun(SteppedRun):
         origin = Origin(model_folder, config, world)
         agent = make_agent(config, self.tokenizer)
         leave_out_misfits(self.source, agent)
-        self.idle_in_row = 0
+        self.idle_in_row, self.told_room = 0, False
         self.evaluates = self._holds_out()
         kept = config.eval.save_trajectories if world.is_main else 0
         self.heldout = HeldoutTrajectories(self.paths.logs, kept, agent, self.tokenizer)
@@ -133,6 +136,8 @@ class TrainingRun(SteppedRun):
             with self.clock.phase("other"):
                 path = self.paths.logs / "rollouts" / f"step_{number}.jsonl.zst"
                 write_rollouts(path, groups, batch.advantages, self.tokenizer)
+                if number % ROOM_STEPS == 0 and not self.told_room:
+                    self._tell_room(path, number)
         self.state = replace(
             self.state,
             global_step=number,
@@ -143,6 +148,12 @@ class TrainingRun(SteppedRun):
         )
         self._look_and_keep(number, groups, batch, stats, began)
         self._agree_to_go_on()
+
+    def _tell_room(self, path: Path, number: int) -> None:
+        """Warn, once, where trajectories will fill the disk. path: of those of step `number`."""
+        if warning := room_warning(path, self.course.total_steps - number):
+            self.told_room = True
+            self.monitor.warn(warning)
 
     def _publish(self, version: int) -> None:
         self.sampler.publish(version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,6 +80,22 @@ def _told_room(trial: Trial) -> str:
     found = re.search(r"has ([0-9.]+ (?:B|KiB)) free of", trial.said())
     assert found is not None, trial.said()
     return found[1]
+
+
+def test_trajectories_that_will_fill_the_disk_are_told_early(
+    forks: Forks, small_disk: SmallDisk, warm_cache: Path
+) -> None:
+    # A step's take more than a KiB, and a million steps are to come.
+    never = {"checkpoint.save_freq_steps": 0, "eval.every_steps": 0}
+    trial = small_disk.trial(warm_cache, **{"train.total_steps": 1_000_000, "task.train_size": 4000, **never})
+    attempt = forks.start(trial)
+    assert attempt.reach(lambda: len(trial.records("step")) > 20), trial.said()
+    attempt.send(signal.SIGTERM)
+    assert attempt.end() == 130, trial.said()
+
+    told = [warning["message"] for warning in trial.records("warning")]
+    (one,) = (message for message in told if "the 999990 steps to come" in message)
+    assert f"The disk at {small_disk.folder} has " in one
 
 
 # Bytes left on the disk: nothing; a record but not the rollouts' file; the records of a step but not a checkpoint.

@@ -1,4 +1,4 @@
-"""Room for checkpoints, against the disk that the tests are on."""
+"""Room for checkpoints and trajectories, against the disk that the tests are on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from trainer.checkpoint.room import CheckpointSizes, room_problem, room_warning
 from trainer.disk import free_of, mount_of
+from trainer.rollout import record
 
 
 @pytest.fixture
@@ -68,3 +69,13 @@ def test_a_disk_that_does_not_say_what_is_free_is_not_judged() -> None:
 def test_the_disk_of_a_folder_behind_a_link_is_that_of_its_target(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to("/dev/shm")
     assert mount_of(tmp_path / "runs" / "recover") == mount_of(Path("/dev/shm")) == Path("/dev/shm")
+
+
+def test_trajectories_of_all_steps_to_come_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "step_10.jsonl.zst"
+    file.write_bytes(bytes(1 << 20))
+    disk = SimpleNamespace(f_blocks=100, f_bavail=9, f_frsize=1 << 20, f_files=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+
+    assert record.room_warning(file, 9) == ""
+    assert "the 10 steps to come 10.0 MiB. The disk at" in record.room_warning(file, 10)

@@ -11,6 +11,7 @@ from typing import Any
 
 import zstandard
 
+from trainer.disk import bytes_text, disk_of, free_of
 from trainer.files import sync
 from trainer.types import Group, Task, Trajectory
 
@@ -25,6 +26,18 @@ def write_rollouts(path: Path, groups: list[Group], advantages: list[float], tok
             for group in groups
             for sample, trajectory in enumerate(group.trajectories)
         ),
+    )
+
+
+def room_warning(file: Path, steps: int) -> str:
+    """What to tell where the disk has no room for as many files like this one as steps are left; empty where it has."""
+    size, free = file.stat().st_size, free_of(file)
+    if free is None or free >= size * steps:
+        return ""
+    return (
+        f"the disk will be full before the run ends: the trajectories of a step take {bytes_text(size)}, those of the "
+        f"{steps} steps to come {bytes_text(size * steps)}. {disk_of(file)}: free some space or, once the run is "
+        "stopped, go on with rollout.save_trajectories=false"
     )
 
 
