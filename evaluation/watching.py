@@ -44,6 +44,8 @@ def watch(
 ) -> tuple[int, list[str]]:
     """Score the checkpoints that are there, oldest first, then those that appear.
 
+    One that is replaced, as by a run that went back and does its steps again, is scored again.
+
     Args:
         folder: that they are in, at whatever depth.
         score: runs the evaluation of a checkpoint; returns its exit code.
@@ -51,33 +53,44 @@ def watch(
         complete: whether no more checkpoints will come.
 
     Returns:
-        How many were scored, and the names of the others.
+        How many scores are there, and the names of the checkpoints that have none.
 
     Raises:
         InterruptedRunError: `stop` said so.
     """
-    done: set[Path] = set()
-    failed: list[str] = []
+    done: dict[Path, tuple[int, int]] = {}
+    failed: dict[Path, str] = {}
     while True:
         is_last = complete()  # looked at first: its last checkpoint is there then
-        fresh = [path for path in checkpoints_in(folder) if path not in done]
+        found = {path: stamp for path in checkpoints_in(folder) if (stamp := _stamp(path))}
+        fresh = [path for path, stamp in found.items() if done.get(path) != stamp]
         for checkpoint in fresh:
-            done.add(checkpoint)
+            done[checkpoint] = found[checkpoint]
+            failed.pop(checkpoint, None)
             print_event(event="scoring", checkpoint=str(checkpoint))
             code = score(checkpoint)
             if stop():
                 raise InterruptedRunError("interrupted: what is answered is written; the same command goes on")
             if code:
-                failed.append(checkpoint.name)
+                failed[checkpoint] = checkpoint.name
             print_event(event="scored" if code == 0 else "failed", checkpoint=str(checkpoint), code=code)
         if is_last and not fresh:
-            print_event(event="ended", scored=len(done) - len(failed), failed=failed)
-            return len(done) - len(failed), failed
+            print_event(event="ended", scored=len(done) - len(failed), failed=list(failed.values()))
+            return len(done) - len(failed), list(failed.values())
         end = time.monotonic() + (0.0 if fresh else LOOK_SECONDS)
         while time.monotonic() < end:
             if stop():
                 raise InterruptedRunError("interrupted while waiting for a checkpoint; the same command goes on")
             time.sleep(POLL_SECONDS)
+
+
+def _stamp(checkpoint: Path) -> tuple[int, int] | None:
+    """What tells a checkpoint from another one of its name; None while it is replaced."""
+    try:
+        found = (checkpoint / "config.json").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def is_complete(run_logs: str) -> bool:
