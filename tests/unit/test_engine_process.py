@@ -108,6 +108,29 @@ def test_the_cause_is_read_from_this_start_alone(tmp_path: Path) -> None:
     assert "old trouble" not in process.log_text()
 
 
+SHARING = """
+import multiprocessing, sys, time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=1 << 20)
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+worker.start()
+print(memory.name, flush=True)
+time.sleep(600)
+"""
+
+
+def test_shared_memory_of_a_server_that_is_killed_goes_with_it(tmp_path: Path) -> None:
+    process = ServerProcess(python(tmp_path, SHARING)).start()
+    until(lambda: process.log_text().endswith("\n"))
+    memory = Path("/dev/shm") / process.log_text().strip()
+    assert memory.exists()
+
+    os.kill(psutil.Process(process.pid).children()[0].pid, signal.SIGKILL)
+    until(lambda: not process.running)
+
+    assert not memory.exists()
+
+
 def test_a_log_that_has_grown_too_long_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.engines.process.MOST_LOG_BYTES", 4000)
     monkeypatch.setattr("trainer.engines.process.LOG_LOOK_SECONDS", 0.02)
