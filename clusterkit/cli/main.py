@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -155,8 +156,16 @@ def _root(
         import_module(ALONE).home()
 
 
+def _end_in_order() -> None:
+    """Have a kill, or a terminal that is closed, end a command as Ctrl-C does: what it has in TMPDIR goes with it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the hang-up
+            signal.signal(number, signal.default_int_handler)
+
+
 def main() -> None:
     """Run the command line; the process ends with 0 done, 1 failed, 2 bad usage or configuration, 130 interrupted."""
+    _end_in_order()
     arguments = sys.argv[1:]
     # --debug is global: people add it to the end of the command that has just failed.
     if "--debug" in arguments:

@@ -234,7 +234,8 @@ def test_a_port_that_is_taken_is_said(server: Dashboard, tmp_path: Path) -> None
         Dashboard(server.server_port, Views(tmp_path, None, None))
 
 
-def test_the_command_says_where_it_is_and_ends_well_at_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_command_says_where_it_is_and_ends_well(tmp_path: Path, number: signal.Signals) -> None:
     command = [CLUSTERKIT, "dashboard", "--port", "0", "--fileroot", str(tmp_path)]
     process = subprocess.Popen(
         command,
@@ -253,7 +254,7 @@ def test_the_command_says_where_it_is_and_ends_well_at_ctrl_c(tmp_path: Path) ->
             connection.request("GET", path)
             assert connection.getresponse().status == status
             connection.close()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=300)
     finally:
         process.kill()
