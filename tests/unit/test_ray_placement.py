@@ -13,6 +13,7 @@ from trainer.errors import UserError
 
 require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
 
+from trainer.launch.ray import RankHost  # noqa: E402 (needs Ray)
 from trainer.launch.ray_placement import (  # noqa: E402 (needs Ray)
     FreeNode,
     await_nodes,
@@ -101,3 +102,12 @@ def test_no_server_is_added_beside_those_that_share_the_ranks_gpus(tmp_path: Pat
 
     with pytest.raises(UserError, match=r"one on other GPUs cannot; give servers GPUs of their own"):
         add(config, tmp_path / "config.yaml", tmp_path)
+
+
+def test_what_a_rank_has_left_goes_with_its_folder() -> None:
+    host = RankHost()
+    folder = Path(host._folder.name)
+    (folder / "outcome").write_text("{}")
+
+    assert host.left() == {"outcome": "{}"}
+    assert not folder.exists()

@@ -240,5 +240,7 @@ class RankHost:
             self._process.send_signal(number)
 
     def left(self) -> dict[str, str]:
-        """Name and content of the files that the rank has left."""
-        return {path.name: path.read_text(encoding="utf-8") for path in Path(self._folder.name).iterdir()}
+        """Name and content of the files that the rank has left; they are removed, since an actor is killed."""
+        found = {path.name: path.read_text(encoding="utf-8") for path in Path(self._folder.name).iterdir()}
+        self._folder.cleanup()
+        return found
