@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 from pathlib import Path
 
@@ -224,3 +226,34 @@ def test_times_of_a_clock_that_was_put_back_give_no_negative_ages(tmp_path: Path
     assert (facts["seconds_since_last_record"], facts["recover"]["age_s"]) == (0.0, 0.0)
     assert facts["progress"]["eta_s"] >= 0
     assert "-" not in text.replace("tiny-recall", "").replace(str(tmp_path), "")
+
+
+def test_names_of_fields_are_in_memory_once(tmp_path: Path) -> None:
+    first, second = read_history(RunWriter(tmp_path).attempt().steps(1, 2).run.metrics).steps
+    for one, other in ((first, second), (first["stats"], second["stats"])):
+        assert all(a is b for a, b in zip(one, other, strict=True))
+
+
+class StaleFile(io.BytesIO):
+    """A file of a network disk that does not answer beyond a place."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() >= 1500:
+            raise OSError(errno.ESTALE, "stale")
+        return super().read(size)
+
+
+def test_a_file_is_read_piece_by_piece_up_to_where_it_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterkit.runs.log.metrics.PIECE_BYTES", 100)
+    path = RunWriter(tmp_path).attempt().steps(1, 5).run.metrics
+    data, tail = path.read_bytes(), MetricsTail(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda *_: StaleFile(data))
+        before = tail.read()
+        with pytest.raises(OSError, match="stale"):
+            tail.read()
+
+    assert 0 < len(before) < 6
+    assert [*before, *tail.read()] == MetricsTail(path).read()

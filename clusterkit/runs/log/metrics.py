@@ -28,6 +28,8 @@ STALLED_AFTER_STEPS = 5.0
 STALLED_OUTSIDE_STEPS_SECONDS = 600.0
 """Loading a model, the first evaluation and the first step are silent, and their time is unknown."""
 
+PIECE_BYTES = 4 << 20
+"""So much of a file is in memory at a time, besides its records."""
 TAIL_BYTES = (128 << 10, 1 << 20, 8 << 20)
 """How much of the end is read: the next more where a step is longer than that."""
 SEARCHED_BYTES = 4 << 20
@@ -46,18 +48,23 @@ class MetricsTail:
 
     def read(self) -> list[Record]:
         """Return new complete records, oldest first; none if the file does not exist yet."""
+        found: list[Record] = []
         try:
             with self.path.open("rb") as file:
                 self._go_back(self._offset - file.seek(0, os.SEEK_END))
                 file.seek(self._offset)
-                data = file.read()
+                while data := file.read(PIECE_BYTES):
+                    self._offset += len(data)
+                    *lines, self._partial = (self._partial + data).split(b"\n")
+                    records, damaged = records_of(lines)
+                    found += records
+                    self.damaged += damaged
         except FileNotFoundError:
             return []
-        self._offset += len(data)
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        records, damaged = records_of(lines)
-        self.damaged += damaged
-        return records
+        except OSError:
+            if not found:  # what was read counts: the next call meets the error again
+                raise
+        return found
 
     def _go_back(self, missing: int) -> None:
         """Forget bytes that have been read and are gone: of a line that found no room on the disk, else of all."""
