@@ -66,15 +66,16 @@ class Status:
             "stats": last.get("stats") or {},
             "history": {"task_reward": history.stat("task_reward")},
             "time_split": history.time_split(),
-            "recover": self._checkpoint(history.recovers),
-            "save": self._checkpoint(history.saves),
+            "recover": self.checkpoint(history.recovers),
+            "save": self.checkpoint(history.saves),
             "attempts": len(self.run.attempt_numbers()) or len(history.attempts),
             "warnings": history.warnings,
             "observed_at": iso_time(self.observed_at),
             "seconds_since_last_record": self.silence,
         }
 
-    def _checkpoint(self, records: list[Record]) -> dict[str, Any]:
+    def checkpoint(self, records: list[Record]) -> dict[str, Any]:
+        """Return the `recover` or `save` of `as_dict`, from the history's records of it."""
         last = records[-1] if records else {}
         return {
             **latest_checkpoint(records, self.observed_at),

@@ -140,11 +140,11 @@ def _checkpoint(facts: dict[str, Any], number_of_them: bool) -> str:
 
 
 def _recover(_: Run, status: Status) -> str:
-    return _checkpoint(status.as_dict()["recover"], False)
+    return _checkpoint(status.checkpoint(status.history.recovers), False)
 
 
 def _saved(_: Run, status: Status) -> str:
-    return _checkpoint(status.as_dict()["save"], True)
+    return _checkpoint(status.checkpoint(status.history.saves), True)
 
 
 def _restarts(run: Run, _: Status) -> str:
