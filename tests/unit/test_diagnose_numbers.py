@@ -329,6 +329,32 @@ def test_messages_of_earlier_attempts_do_not_count(tmp_path: Path) -> None:
     assert _findings(_steps(writer, 1, _learning).finish("interrupted", 4)) == {}
 
 
+@pytest.mark.parametrize("ahead", [-8 * 3600, 0, 5.75 * 3600])
+def test_a_log_of_another_time_zone_is_read_from_its_last_attempt_on(tmp_path: Path, ahead: float) -> None:
+    writer, lines = _writer(tmp_path), list[str]()
+    writer.clock -= 5000
+
+    def say(text: str) -> None:
+        stamp = time.strftime("%Y%m%d-%H:%M:%S", time.localtime(writer.clock + ahead))
+        lines.append(f"{stamp}.000 master worker {text}")
+
+    for step in range(1, 4):
+        _steps(writer, 1, _learning)
+        say(f"INFO: Epoch 1/1 step {step}/9 (global step {step}) finishes. Average")
+    say("ERROR: OSError: [Errno 28] No space left on device")
+    writer.finish("failed", 3).clock += 1000
+    made = writer.attempt(resume_step=3).run.logs / "attempt_2"
+    os.utime(made, (writer.clock, writer.clock))
+    writer.clock += 60
+    say("ERROR: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    (writer.run.logs / "main.log").write_text("\n".join(lines) + "\n")
+
+    found = _findings(writer.finish("failed", 3, "it failed"))
+
+    assert "gpu-memory" in found
+    assert "disk-full" not in found
+
+
 def test_a_run_directory_without_anything_is_no_crash(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)
     assert diagnose_run(writer.run, observe(writer.run, time.time())).findings == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import re
@@ -44,6 +45,10 @@ from trainer.errors import RunError, UserError
 LOG_BYTES, STREAM_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
 """Size of the end of a log that `diagnose --log` reads; the latter if that end has to be kept in memory."""
 
+ZONE_BYTES, ZONE_STEP = 1 << 20, 900
+"""Size of the end of a log in which a step is looked for that tells its time zone, in steps of so many seconds."""
+_STAMP = "%Y%m%d-%H:%M:%S"
+_STEP_LINE = re.compile(rb"^(\d{8}-\d\d:\d\d:\d\d)[^\n]*\(global step (\d+)\) finishes", re.MULTILINE)
 _EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception|Warning|Exit|Interrupt)\b")
 _KILLED = next(signature for signature in SIGNATURES if signature.id == "killed")
 _FULL = next(signature for signature in SIGNATURES if signature.id == "disk-full")
@@ -230,10 +235,25 @@ def _scan_attempt(run: RunDirectory, history: History) -> list[Scan]:
     scans = []
     if folder is not None:
         scans += [_scan(path) for path in sorted(folder.rglob("*.log"))]
-    since = _attempt_start(history, folder)
-    stamp = time.strftime("%Y%m%d-%H:%M:%S", time.localtime(since)) if since else ""
-    scans += [_scan(path, stamp) for path in sorted(run.logs.glob("*.log"))]
+    since = _attempt_start(history, folder) if len(numbers) > 1 else None  # of one attempt all lines are its own
+    scans += [_scan(path, _stamp(path, since, history) if since else "") for path in sorted(run.logs.glob("*.log"))]
     return [scan for scan in scans if scan is not None]
+
+
+def _stamp(log: Path, moment: float, history: History) -> str:
+    """Return the time stamp that a log has at a moment: that of a run on a cluster goes by the time zone there.
+
+    It is told by a step that both the log and the records have; without one this machine's zone is taken.
+    """
+    recorded = {step.get("global_step"): number(step, "time") for step in history.steps}
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - ZONE_BYTES, 0))
+        for stamp, step in reversed(_STEP_LINE.findall(file.read())):
+            if (written := recorded.get(int(step))) is not None:
+                logged = calendar.timegm(time.strptime(stamp.decode(), _STAMP))
+                ahead = round((logged - written) / ZONE_STEP) * ZONE_STEP
+                return time.strftime(_STAMP, time.gmtime(moment + ahead))
+    return time.strftime(_STAMP, time.localtime(moment))
 
 
 def _scan(path: Path, since: str = "") -> Scan | None:
