@@ -10,6 +10,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,20 +182,23 @@ def time_split(folder: Path) -> dict[str, float]:
     Steps that were done twice, because the run went back to a recover checkpoint, count twice: so did the time.
     """
     seconds: dict[str, float] = defaultdict(float)
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # torn by a kill
-            continue
-        if record["kind"] == "step":
-            for name, value in record["timings"].items():
-                seconds[name] += value
-        elif record["kind"] == "warmup":
-            name = "supervised" if record.get("phase") == "supervised" else "warmup"
-            seconds[name] += record.get("seconds", 0.0)
-        elif record["kind"] == "eval" and record["name"] != "heldout":
-            seconds["eval"] += record["seconds"]
+    with (folder / "metrics.jsonl").open("rb") as file:
+        for line in file:
+            with suppress(ValueError, TypeError, KeyError):  # torn by a kill, or damaged on the disk
+                _add_seconds(seconds, json.loads(line))
     return {name: round(value, 3) for name, value in seconds.items()}
+
+
+def _add_seconds(seconds: dict[str, float], record: dict[str, Any]) -> None:
+    """Add what a record took."""
+    if record["kind"] == "step":
+        for name, value in record["timings"].items():
+            seconds[name] += value
+    elif record["kind"] == "warmup":
+        name = "supervised" if record.get("phase") == "supervised" else "warmup"
+        seconds[name] += record.get("seconds", 0.0)
+    elif record["kind"] == "eval" and record["name"] != "heldout":
+        seconds["eval"] += record["seconds"]
 
 
 def table_specs(config: RunConfig, refusal_ids: tuple[int, ...] = ()) -> list[EvalSpec]:

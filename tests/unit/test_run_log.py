@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from builders import learner, small_config, small_parts
 
+from trainer.evaluate import time_split
 from trainer.metrics import Monitor, epoch_line, make_sinks, open_log, stats_line
 from trainer.rollout.batch import make_batch
 
@@ -171,3 +172,15 @@ def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("task_reward")] == [(3, 0.25)]
     assert make_sinks(small_config("monitor.tensorboard=false"), tmp_path) == []
+
+
+def test_seconds_are_added_up_whatever_the_disk_did_to_some_records(tmp_path: Path) -> None:
+    monitor = Monitor(tmp_path, 1)
+    monitor.record("step", timings={"rollout": 2.0, "train": 1.0})
+    monitor.record("eval", name="before", seconds=4.0)
+    monitor.close()
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    damaged = b'{"kind": "step", "timi\xff\x00\xfe\n7\n{"kind": "step"}\n\x00\x00\n'
+    (tmp_path / "metrics.jsonl").write_bytes(whole + damaged + whole)
+
+    assert time_split(tmp_path) == {"rollout": 4.0, "train": 2.0, "eval": 8.0}
