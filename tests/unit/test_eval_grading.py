@@ -2,17 +2,26 @@ r"""Grading: hand-checked triples, answers that hang or are huge, extraction, qu
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from runs import wait_for
 
 from evaluation.grade import found_strings, qa_verdict
+from trainer.config_tasks import MathConfig
+from trainer.grading import Verdict
 from trainer.grading.extract import final_answer
 from trainer.grading.mathematics import judge
 from trainer.grading.pool import GradingPool
+from trainer.rewards.math import MathReward
+from trainer.types import Task, Trajectory
 
 TRIPLES = Path(__file__).parents[1] / "cases" / "eval" / "grading_triples.jsonl"
 
@@ -47,6 +56,47 @@ def test_an_answer_that_hangs_the_comparison_is_wrong_and_the_next_one_is_graded
     assert not hung.right
     assert hung.reason.startswith("gave up") or "memory" in hung.reason
     assert pool.submit(["1"], "1.0").result(timeout=120).right
+
+
+def test_an_answer_whose_worker_is_killed_is_compared_by_the_next(pool: GradingPool) -> None:
+    assert pool.submit(["1"], "1.0").result(timeout=120).right
+    (worker,) = pool._all
+    os.kill(worker._process.pid, signal.SIGSTOP)  # so that it dies with a question
+    asked = pool.submit(["2"], "2.0")
+    wait_for(lambda: worker.asked > 1)
+    worker._process.kill()
+
+    assert asked.result(timeout=120).right
+    assert len(pool._all) == 1
+
+
+def test_a_worker_that_has_compared_many_answers_is_replaced(
+    pool: GradingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.grading.pool.MOST_ANSWERS", 2)
+    pids = []
+    for number in range(5):
+        assert pool.submit([str(number)], f"{number}.0").result(timeout=120).right
+        pids += [worker._process.pid for worker in pool._all]
+
+    assert len(pids) == 5
+    assert 3 <= len(set(pids)) <= 4
+
+
+@pytest.mark.parametrize(("reason", "counted"), [("gave up: comparing takes more than 5 s", True), ("other", False)])
+def test_answers_that_could_not_be_compared_are_counted(reason: str, counted: bool) -> None:
+    class Deciding(GradingPool):
+        def submit(self, truths: Sequence[str], answer: str) -> Future[Verdict]:
+            assert (truths, answer) == (["1"], "2")
+            decided: Future[Verdict] = Future()
+            decided.set_result(Verdict(False, reason))
+            return decided
+
+    reward, trajectory = MathReward(MathConfig()), Trajectory("t", [], 0.0, answer_text="\\boxed{2}")
+    reward._pool = Deciding(1)
+
+    assert asyncio.run(reward.score(Task("t", "?", ("\\boxed{1}",)), trajectory)) < 0
+    assert trajectory.counters == ({"grading_gave_up": 1} if counted else {})
 
 
 def test_ten_megabytes_of_braces_are_no_answer(pool: GradingPool) -> None:

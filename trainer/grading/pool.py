@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ MEMORY_BYTES = 4 << 30
 WALL_FACTOR, WALL_SECONDS = 10.0, 30.0
 """A worker that neither answers nor uses CPU time is ended after WALL_FACTOR deadlines and WALL_SECONDS."""
 START_SECONDS = 300.0
+MOST_ANSWERS = 2000
+"""Of a worker, before another takes its place: what SymPy and ANTLR remember takes up to 40 KB an answer, for ever."""
 _ROOT = Path(__file__).parents[2]
 
 
@@ -57,21 +60,33 @@ class GradingPool:
         self.close()
 
     def _judge(self, truths: list[str], answer: str) -> Verdict:
+        item = {"truths": truths, "answer": answer, "lenient": self.percent_lenient}
+        verdict = self._worker().ask(item)
+        if verdict is None and not self._closed:  # the machine has ended it or held it up: no word on the answer
+            verdict = self._worker().ask(item)
+        return verdict or Verdict(False, "gave up: the worker that compares was lost, and so was the one after it")
+
+    def _worker(self) -> _Worker:
+        """This thread's worker: a new one where it has ended or has compared MOST_ANSWERS."""
         worker: _Worker | None = getattr(self._local, "worker", None)
-        if worker is None or not worker.alive:
-            worker = _Worker(self.deadline)
-            self._local.worker = worker
-            self._all.append(worker)
-            if self._closed:
-                worker.kill()
-        return worker.ask({"truths": truths, "answer": answer, "lenient": self.percent_lenient})
+        if worker is not None and worker.alive and worker.asked < MOST_ANSWERS:
+            return worker
+        if worker is not None:
+            worker.kill()
+            self._all.remove(worker)
+        worker = _Worker(self.deadline)
+        self._local.worker = worker
+        self._all.append(worker)
+        if self._closed:
+            worker.kill()
+        return worker
 
 
 class _Worker:
     """One process, used by one thread."""
 
     def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
+        self.deadline, self.asked = deadline, 0
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "trainer.grading.mathematics", str(deadline), str(MEMORY_BYTES)],
@@ -97,9 +112,13 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, item: dict[str, object]) -> Verdict:
-        """The worker's verdict; one that does not come in time is "wrong", and ends the worker."""
+    def ask(self, item: dict[str, object]) -> Verdict | None:
+        """The worker's verdict; an answer that takes too long is "wrong", and ends the worker.
+
+        None where the worker was lost in another way: killed, or held up without using CPU time.
+        """
         assert self._process.stdin is not None
+        self.asked += 1
         try:
             self._process.stdin.write(json.dumps(item).encode() + b"\n")
             self._process.stdin.flush()
@@ -108,8 +127,11 @@ class _Worker:
             line = ""
         if not line:
             self.kill()
-            return Verdict(False, f"gave up: comparing takes more than {self.deadline:g} s")
+            late = self._process.returncode == -signal.SIGPROF
+            return Verdict(False, f"gave up: comparing takes more than {self.deadline:g} s") if late else None
         found = json.loads(line)
+        if found["reason"].startswith("gave up"):
+            self.asked = MOST_ANSWERS  # what it holds of its memory the next answer may need
         return Verdict(bool(found["right"]), str(found["reason"]))
 
     def kill(self) -> None:
