@@ -86,7 +86,7 @@ def write_document(files: Sequence[str], place: Path, *, titled: bool) -> None:
         titled: as the documents of HotpotQA: passages, each with a number and a title.
 
     Raises:
-        UserError: a file cannot be read or is no text in UTF-8, or there is no text in any.
+        UserError: a file cannot be read or is no text (see text_blocks), or there is no text in any.
     """
     found = False
     titles: Counter[str] = Counter()

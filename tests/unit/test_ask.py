@@ -55,14 +55,17 @@ def test_titled_documents_are_numbered_on_through_all_files(tmp_path: Path) -> N
     ("content", "message"),
     [
         (b"text\0more", "not text in UTF-8 (byte 5)"),
-        (b"\xff\xfe", "not text in UTF-8 (byte 1)"),
+        (b"%PDF-1.4\n1 0 obj", "not text in UTF-8 (byte 1): turn it into a text file first (a PDF: pdftotext)"),
+        ("Käse".encode("latin-1"), "(byte 2): turn such a text into UTF-8 first (iconv -f WINDOWS-1252"),
+        ("one".encode("utf-32"), "turn it into a text file first"),
+        (b"\xff\xfe", "nothing to read"),
         (b"a" * (1 << 20) + b"\xc3(", f"not text in UTF-8 (byte {(1 << 20) + 1})"),
         (b"caf\xc3", "not text in UTF-8 (byte 4)"),
         (b"", "nothing to read"),
         (b" \n\t", "nothing to read"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ],
-    ids=["zero", "utf16", "late", "cut", "empty", "blank", "pointer"],
+    ids=["zero", "pdf", "latin1", "utf32", "mark", "late", "cut", "empty", "blank", "pointer"],
 )
 @pytest.mark.parametrize("titled", [False, True])
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str, titled: bool) -> None:
@@ -72,6 +75,17 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str
         written(tmp_path, path, titled=titled)
     assert message in str(caught.value)
     assert "file.bin" in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_texts_in_utf_16_with_its_mark_are_read(tmp_path: Path, encoding: str) -> None:
+    text = "Käse\r\n😀 from Kelm\r\n"
+    path = tmp_path / "notes.txt"
+    path.write_bytes(text.encode(encoding) if encoding == "utf-16" else ("\ufeff" + text).encode(encoding))
+
+    assert read_text(path) == text
+    assert written(tmp_path, path) == text
+    assert "".join(text_blocks(io.BytesIO(path.read_bytes()), "x", 1)) == text
 
 
 def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:

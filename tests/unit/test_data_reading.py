@@ -237,6 +237,10 @@ def test_one_long_text_is_cut_into_passages_between_sentences(tmp_path: Path) ->
         ({"a.txt": b"  \n"}, "has no file with text"),
         ({"report.pdf": b"%PDF-1.4\n\0\xff"}, r"report\.pdf is not text in UTF-8.*turn it into a text file first"),
         ({"latin.txt": "Köln".encode("latin-1")}, r"latin\.txt is not text in UTF-8 \(byte 2\)"),
+        (
+            {"a.txt": b"Some text.", **{f"{n}.txt": b"K\xf6ln" for n in range(7)}},
+            r"7 files are not text in UTF-8 \(0\.txt, 1\.txt, .*4\.txt, …\): turn such a text into UTF-8 first \(iconv",
+        ),
         ({"a.txt": b"Too little text."}, "1 passages of text are too few.*add files"),
     ],
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from codecs import getincrementaldecoder
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,14 @@ from trainer.tasks.hotpotqa_data import Document, document_key
 
 MOST_CHARACTERS = 900
 """Of a passage; a paragraph that is longer is cut between sentences. HotpotQA's paragraphs have 570 on average."""
+MOST_NAMES = 5
+"""Of files, in a message."""
 _HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
+_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)
+_FORMATTED = (b"%PDF-", b"{\\rtf")
+"""How files begin that may have no byte 0, and are no texts to be read as they stand."""
+_EXTRACT = "turn it into a text file first (a PDF: pdftotext), or take it out"
+_CONVERT = "turn such a text into UTF-8 first (iconv -f WINDOWS-1252 -t UTF-8 FILE), or take it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,10 @@ class BinaryFileError(UserError):
     """A file is no text in any encoding, but a picture, a PDF or the like."""
 
 
+class EncodingError(UserError):
+    """A file is no text in UTF-8, and may be one in another encoding."""
+
+
 def read_passages(place: Path) -> tuple[list[Passage], str, list[str]]:
     """Read a text file, or all below a folder, hidden ones left out.
 
@@ -41,13 +52,14 @@ def read_passages(place: Path) -> tuple[list[Passage], str, list[str]]:
         Its passages, a hash of the bytes, and the names of the files of a folder that are no texts.
 
     Raises:
-        UserError: there is no text, or a text is not in UTF-8.
+        UserError: there is no text, or texts are not in UTF-8: all of them are named.
     """
     files = sorted(path for path in place.rglob("*") if _is_wanted(path, place)) if place.is_dir() else [place]
     digest = hashlib.sha256()
     titles: Counter[str] = Counter()
     passages: dict[str, Passage] = {}
     binary: dict[str, BinaryFileError] = {}
+    foreign: dict[str, EncodingError] = {}
     for file in files:
         name = file.relative_to(place).as_posix() if file != place else file.name
         try:
@@ -55,11 +67,18 @@ def read_passages(place: Path) -> tuple[list[Passage], str, list[str]]:
         except BinaryFileError as error:
             binary[name] = error
             continue
+        except EncodingError as error:
+            foreign[name] = error
+            continue
         digest.update(f"{name}\0{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
         for title, passage in titled_passages(text.splitlines(), file.stem, titles):
             key = document_key(title, passage)
             name_of_text = hashlib.sha1(f"{title}\n{passage}".encode(), usedforsecurity=False).hexdigest()[:12]
             passages.setdefault(key, Passage(Document(name_of_text, title, passage, key), name))
+    if len(foreign) > 1:
+        raise UserError(f"{place}: {len(foreign)} files are not text in UTF-8 ({some_of(foreign)}): {_CONVERT}")
+    if foreign:
+        raise next(iter(foreign.values()))
     if binary and not passages:
         raise next(iter(binary.values()))
     if not passages:
@@ -68,8 +87,13 @@ def read_passages(place: Path) -> tuple[list[Passage], str, list[str]]:
     return list(passages.values()), digest.hexdigest(), list(binary)
 
 
+def some_of(names: Collection[str]) -> str:
+    """Return the first names of files, for a message."""
+    return ", ".join(list(names)[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
+
+
 def read_text(file: Path) -> str:
-    """Read a text file. Raises UserError for what cannot be read or is not text in UTF-8."""
+    """Read a text file. Raises UserError for what cannot be read or is not text in UTF-8 (or marked UTF-16)."""
     try:
         refuse_pointer(file)
         with file.open("rb") as stream:
@@ -79,23 +103,34 @@ def read_text(file: Path) -> str:
 
 
 def text_blocks(stream: BinaryIO, name: str, size: int = 1 << 20) -> Iterator[str]:
-    """Yield the text of a stream of UTF-8, without a byte order mark. Raises UserError: it is not text in UTF-8."""
-    decoder = getincrementaldecoder("utf-8-sig")()
+    """Yield the text of a stream of UTF-8, or of UTF-16 that begins with its mark, without the mark.
+
+    Raises:
+        EncodingError: it is text in another encoding.
+        BinaryFileError: it is no text.
+    """
+    data = stream.read(max(size, 8))  # the longest of _FORMATTED, and any mark
+    if data.startswith(_FORMATTED):
+        raise BinaryFileError(_no_text(name, 0, _EXTRACT))
+    wide = data.startswith(_UTF_16)
+    decoder = getincrementaldecoder("utf-16" if wide else "utf-8-sig")()
     place = 0
     while True:
-        data = stream.read(size)
-        if b"\0" in data:
-            raise BinaryFileError(str(_no_text(name, place + data.index(b"\0"))))
+        if not wide and b"\0" in data:
+            raise BinaryFileError(_no_text(name, place + data.index(b"\0"), _EXTRACT))
         waiting = len(decoder.getstate()[0])  # bytes of a character that the last block has not ended
         try:
             text = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            raise _no_text(name, place - waiting + error.start) from error
+            raise EncodingError(_no_text(name, place - waiting + error.start, _CONVERT)) from error
+        if wide and "\0" in text:  # UTF-32 begins with the same mark
+            raise BinaryFileError(_no_text(name, place, _EXTRACT))
         if text:
             yield text
         if not data:
             return
         place += len(data)
+        data = stream.read(size)
 
 
 def text_lines(blocks: Iterable[str]) -> Iterator[str]:
@@ -120,8 +155,8 @@ def titled_passages(lines: Iterable[str], name: str, titles: Counter[str]) -> It
         yield (title if titles[title] == 1 else f"{title}, part {titles[title]}"), passage
 
 
-def _no_text(name: str, place: int) -> UserError:
-    return UserError(f"{name} is not text in UTF-8 (byte {place + 1}): turn it into a text file first, or take it out")
+def _no_text(name: str, place: int, way_out: str) -> str:
+    return f"{name} is not text in UTF-8 (byte {place + 1}): {way_out}"
 
 
 def _is_wanted(path: Path, root: Path) -> bool:

@@ -17,7 +17,7 @@ from clusterkit.data.datasets.build import BuildPlan, Output
 from clusterkit.data.datasets.cloze import Made, Maker
 from clusterkit.data.datasets.corpora import corpus_of, document_row, question_row
 from clusterkit.data.datasets.inputs import TEXT, Input
-from clusterkit.data.datasets.passages import Passage
+from clusterkit.data.datasets.passages import Passage, some_of
 from trainer.errors import UserError
 from trainer.seeding import derive_seed, unit_interval
 from trainer.tasks.evidence import evidence_of
@@ -30,8 +30,6 @@ FEWEST_DOCUMENTS = 20
 FEWEST_FILES = 20
 """With so many files whole files go to a split, with fewer their passages do."""
 PART_ROWS = 5000
-MOST_NAMES = 5
-"""Of files, in a note."""
 MIXES = (*GENERATED, "real", "final")
 
 
@@ -135,10 +133,9 @@ def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int) -> li
     """Return what the user should know. untraced: real training questions of which no trace is made."""
     found = []
     if binary := [name for given in inputs for name in given.binary]:
-        names = ", ".join(binary[:MOST_NAMES]) + (", …" if len(binary) > MOST_NAMES else "")
         found.append(
-            f"{len(binary)} files are not text and were left out ({names}): turn those that hold your texts into text "
-            "files first"
+            f"{len(binary)} files are not text and were left out ({some_of(binary)}): turn those that hold your texts "
+            "into text files first"
         )
     if shape.traced < 1:
         found.append(
