@@ -231,6 +231,22 @@ def test_one_long_text_is_cut_into_passages_between_sentences(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("book.pdf", b"%PDF-1.4\n1 0 obj", r"book\.pdf is not text in UTF-8 \(byte 1\).*pdftotext"),
+        ("notes", b"Too little text.", "1 passages of text are too few"),
+        ("notes.log", b"", "notes.log has no text"),
+        ("rows", b"[1, 2", "not JSON"),
+        ("rows.jsonl", b"no JSON", "not JSON"),
+    ],
+)
+def test_one_file_of_any_name_is_read_as_what_it_is(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        prepare(tmp_path / "out", tmp_path / name)
+
+
+@pytest.mark.parametrize(
     ("files", "message"),
     [
         ({}, "has no file with text: name a folder of text files"),

@@ -9,7 +9,8 @@
 | math | problem, question or prompt, with answer, solution or solutions |
 
 A folder of our own HotpotQA files (questions.jsonl and documents.jsonl) is of the style hotpotqa, too. Any other
-folder, and a file that ends in .txt, .md, .rst or .text, is of the style text where that is allowed.
+folder, and a file that ends in .txt, .md, .rst or .text or begins like no table, is of the style text where that is
+allowed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +69,21 @@ def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
     """
     if path.is_dir() and any(path.glob(f"{QUESTIONS}*")):
         return _folder(path, allowed)
-    if TEXT in allowed and (path.is_dir() or path.suffix.lower() in TEXT_ENDINGS):
+    if TEXT in allowed and (path.is_dir() or path.suffix.lower() in TEXT_ENDINGS or _begins_like_no_table(path)):
         passages, digest, binary = read_passages(path)
         return Input(path, TEXT, [], digest, passages=passages, binary=binary)
     rows = list(_rows(path))
     style = _require_style(path, style_of(rows[0]), allowed)
     return Input(path, style, rows, sha256(path))
+
+
+def _begins_like_no_table(path: Path) -> bool:
+    """Whether a file is there that can be neither JSON, Parquet nor gzip: a text, or something that is no text."""
+    if not path.is_file() or path.suffix.lower() in (".json", ".jsonl"):
+        return False
+    with path.open("rb") as file:
+        start = file.read(64).removeprefix(BOM_UTF8).lstrip()
+    return not start.startswith((b"{", b"[", b"PAR1", b"\x1f\x8b"))
 
 
 def _require_style(path: Path, style: str, allowed: tuple[str, ...]) -> str:
