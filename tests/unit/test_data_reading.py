@@ -200,6 +200,29 @@ def test_a_folder_of_texts_becomes_documents_whose_files_are_in_one_split(tmp_pa
     assert HotpotQA(HotpotqaConfig(path=str(tmp_path / "out"), num_documents=3), 1).train(0).context
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_share_is_one_of_passages_however_large_the_files_are(tmp_path: Path, seed: int) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for n in range(40):  # about five passages each, and one to nine
+        text = "\n\n".join(
+            f"The engine {n} of {k} was built by Karl Fritz{n}. " + "It ran. " * 100 for k in range(n % 9 + 1)
+        )
+        (folder / f"{seed}-{n}.txt").write_text(text)
+    prepare(tmp_path / "files", folder, share=0.1)
+    (folder / f"{seed}-book.txt").write_text(
+        "\n\n".join(f"The painter John Smith{k} came to Little Town{k}. " + "He slept. " * 80 for k in range(2000))
+    )
+    prepare(tmp_path / "book", folder, share=0.1)
+
+    for out, whole_files in (("files", True), ("book", False)):
+        there = {name: rows(tmp_path / out / name / DOCUMENTS) for name in SPLITS}
+        total = sum(map(len, there.values()))
+        assert all(0.05 * total <= len(there[name]) <= 0.1 * total + 1 for name in ("dev", "test"))
+        titles = [{row["title"].partition(", part ")[0] for row in found} for found in there.values()]
+        assert (not titles[0] & titles[1] and not titles[0] & titles[2] and not titles[1] & titles[2]) is whole_files
+
+
 def test_pictures_beside_the_texts_are_left_out_and_named(
     tmp_path: Path, own_texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

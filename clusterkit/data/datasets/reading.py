@@ -9,6 +9,7 @@ Questions of one split are made from its documents alone, and no document is in 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -180,20 +181,33 @@ def _wider(side: Side, documents: Sequence[Document]) -> Side:
 
 
 def _split_passages(passages: Sequence[Passage], share: float) -> tuple[list[Document], ...]:
-    """Divide by whole files, or by passages where files are few; the shares are exact, the choice is a hash."""
-    distinct = {passage.document.key: passage for passage in passages}.values()
-    by_file = len({passage.file for passage in distinct}) >= FEWEST_FILES
-
-    def group(passage: Passage) -> str:
-        return passage.file if by_file else passage.document.key
-
-    groups = sorted({group(passage) for passage in distinct}, key=lambda name: unit_interval("reading-group", name))
-    held = round(share * len(groups))
-    place = {name: number // max(held, 1) for number, name in enumerate(groups[: 2 * held])}  # 0: test, 1: dev
+    """Divide by whole files, or by passages where files are few, or some so large that dev or test would be small."""
+    distinct = {passage.document.key: passage for passage in passages}
+    sizes = Counter(passage.file for passage in distinct.values())
+    places, held = _places(sizes, share)
+    by_file = len(sizes) >= FEWEST_FILES and min(held) >= share * len(distinct) / 2
+    if not by_file:
+        places, _ = _places(dict.fromkeys(distinct, 1), share)
     parts: tuple[list[Document], ...] = ([], [], [])
-    for passage in distinct:
-        parts[2 - place.get(group(passage), 2)].append(passage.document)
+    for key, passage in distinct.items():
+        parts[2 - places.get(passage.file if by_file else key, 2)].append(passage.document)
     return parts
+
+
+def _places(sizes: Mapping[str, int], share: float) -> tuple[dict[str, int], list[int]]:
+    """Choose groups of passages for test (0) and dev (1) by a hash, as long as they fit into their share.
+
+    Returns:
+        Their places, and how many passages each of the two has.
+    """
+    room = round(share * sum(sizes.values()))
+    held, places = [0, 0], dict[str, int]()
+    for name in sorted(sizes, key=lambda one: unit_interval("reading-group", one)):
+        place = held.index(min(held))
+        if held[place] + sizes[name] <= room:
+            places[name] = place
+            held[place] += sizes[name]
+    return places, held
 
 
 def _items(side: Side, shape: ReadingShape, seed: int) -> list[Item]:
