@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,37 @@ def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_aske
             continue
         assert row["context"].count("Document ") in (2, 3)
         assert all(f"\n{title}\n" in row["context"] and text in row["context"] for title, text in row["evidence"])
+
+
+def test_questions_of_a_rare_kind_are_not_repeated_by_the_hundred(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for n in range(150):
+        (folder / f"{n}.md").write_text(
+            f"# Note {n}\n\nThe engine {n} was built by Karl Fritz{n} for the railway then.\n"
+        )
+    for n in range(5):  # the only ones that name each other
+        (folder / f"works{n}.md").write_text(
+            f"# Brandt Works{n}\n\nThe Brandt Works{n} were founded by Otto Meier{n} in {1850 + n} on the river.\n\n"
+            f"# Anna Pier{n}\n\nShe later worked for Brandt Works{n} as a clerk for many a year.\n"
+        )
+    prepare(tmp_path / "out", folder, shape=ReadingShape(traces=4000, sizes=(2,)))
+    questions = rows(tmp_path / "out" / "train" / QUESTIONS)
+    traces = [row["problem"] for row in rows(tmp_path / "out" / "traces.jsonl") if row["kind"] != "final"]
+    times = Counter(traces)
+
+    assert len(traces) == 3000
+    assert 1 <= sum(row["source"] == "chain" for row in questions) <= 5
+    assert set(times) == {row["question"] for row in questions}
+    assert max(times.values()) <= 8 * len(traces) / len(questions) + 1
+
+
+def test_few_training_questions_are_told(tmp_path: Path, own_texts: Path) -> None:
+    words = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(tmp_path / "out"), "--traces", "30"]
+    done = CliRunner().invoke(app, [*words, "--test-share", "0.2"])
+    number = len(rows(tmp_path / "out" / "train" / QUESTIONS))
+
+    assert f"there are only {number} training questions, which a run learns by heart" in done.stderr
 
 
 def test_real_questions_can_be_kept_out_of_the_traces_and_are_marked(prepared: Path, tmp_path: Path) -> None:

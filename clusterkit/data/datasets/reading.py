@@ -31,6 +31,10 @@ FEWEST_DOCUMENTS = 20
 FEWEST_FILES = 20
 """With so many files whole files go to a split, with fewer their passages do."""
 PART_ROWS = 5000
+MOST_TIMES = 8
+"""A question of a rare kind is in the traces, as a multiple of what questions are on average."""
+FEWEST_QUESTIONS = 500
+"""For training; with fewer they are learned by heart."""
 MIXES = (*GENERATED, "real", "final")
 
 
@@ -125,18 +129,28 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
         "form yes_no marks questions that are answered with yes or no: half of them is right by chance.",
         "evidence of real questions is chosen by a rule: the answer, the other document's title, words in common.",
     ]
-    warnings = _warnings(inputs, shape, len(untraced))
+    warnings = _warnings(inputs, shape, len(untraced), len(items["train"]))
     texts = {"trace_mix": mix_text, "trace_documents": sizes_text}
     return BuildPlan("reading", inputs, settings, outputs, left_out, notes, warnings, texts)
 
 
-def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int) -> list[str]:
-    """Return what the user should know. untraced: real training questions of which no trace is made."""
+def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int, training: int) -> list[str]:
+    """Return what the user should know.
+
+    Args:
+        untraced: real training questions of which no trace is made.
+        training: training questions.
+    """
     found = []
     if binary := [name for given in inputs for name in given.binary]:
         found.append(
             f"{len(binary)} files are not text and were left out ({some_of(binary)}): turn those that hold your texts "
             "into text files first"
+        )
+    if training < FEWEST_QUESTIONS:
+        found.append(
+            f"there are only {training} training questions, which a run learns by heart: give more texts, or others "
+            "beside them, to learn to read"
         )
     if shape.traced < 1:
         found.append(
@@ -277,11 +291,12 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
     made = [[item for item in items if item.question.source == kind] for kind in GENERATED]
     real = [item for item in items if item.question.source not in GENERATED]
     pools = [*made, real, items]
-    parts = [part if pool else 0.0 for part, pool in zip(shape.mix, pools, strict=True)]
+    parts: Sequence[float] = [part if pool else 0.0 for part, pool in zip(shape.mix, pools, strict=True)]
     if not sum(parts):
         raise UserError(
             "--trace-mix and --traced-share leave nothing: there is no question of the kinds that are named"
         )
+    parts = _within(parts, [len(pool) for pool in pools[:-1]], shape.traces)
     kinds = _interleaved(parts, shape.traces)
     if sum(parts[:-1]):  # whole memories are of the same kinds
         pools[-1] = [pools[kind][n % len(pools[kind])] for kind, n in _interleaved(parts[:-1], len(items))]
@@ -305,6 +320,34 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
         return row
 
     return Output(TRACES, shape.traces, make, "kind", PART_ROWS)
+
+
+def _within(parts: Sequence[float], sizes: Sequence[int], count: int) -> Sequence[float]:
+    """Give less room to kinds of few questions, so that no handful of these is learned by heart.
+
+    Args:
+        parts: of every kind, and last of the answers from a whole memory, which are of all kinds.
+        sizes: questions of every kind.
+        count: lines.
+
+    Returns:
+        Parts with which no question comes more than MOST_TIMES, or MOST_TIMES as often as all of them on average.
+    """
+    free = [kind for kind, part in enumerate(parts[:-1]) if part]
+    final = count * parts[-1] / sum(parts)
+    rows = count - final
+    most = MOST_TIMES * max(1.0, rows / max(sum(sizes[kind] for kind in free), 1))
+    limited: dict[int, float] = {}
+    while free:
+        each = (rows - sum(limited.values())) / sum(parts[kind] for kind in free)
+        over = [kind for kind in free if each * parts[kind] > most * sizes[kind]]
+        if not over:
+            break
+        limited.update((kind, most * sizes[kind]) for kind in over)
+        free = [kind for kind in free if kind not in limited]
+    if not limited:
+        return parts
+    return [limited.get(kind, each * part) for kind, part in enumerate(parts[:-1])] + [final]
 
 
 def _interleaved(parts: Sequence[float], count: int) -> list[tuple[int, int]]:
