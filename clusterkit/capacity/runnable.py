@@ -12,6 +12,7 @@ from clusterkit.backends.local.launch import require_trainer
 from clusterkit.backends.own_code import require_own
 from clusterkit.capacity.shapes import shape_of
 from clusterkit.common.text_plot import gpus
+from clusterkit.config.presets import size_names
 from clusterkit.runs.trials import Trial, TrialState, require_free
 from trainer.adapter_folder import is_adapter_folder
 from trainer.assets import adapter_base, resolve_model
@@ -53,7 +54,8 @@ def require_local_gpus(config: RunConfig) -> None:
     if config.gpus > present:
         usable = f"{present} {'is' if present == 1 else 'are'}" if present else "none is"
         plan = f"see how it would fit with clusterkit presets plan {name} --gpus-per-node {present}"
-        less = plan if present else "see what this machine can run with clusterkit doctor"
+        small = f"train it in miniature with --preset {name}_cpu" if f"{name}_cpu" in size_names() else ""
+        less = plan if present else small or "see what this machine can run with clusterkit doctor"
         raise UserError(
             f"this run takes {gpus(config.gpus)}, and {usable} usable here (nvidia-smi shows them): {cluster}, "
             f"or {less}"

@@ -76,6 +76,7 @@ def test_an_allocation_is_converted(tmp_path: Path) -> None:
             ["--preset", "1.5B_n1"],
             ["takes 8 GPUs", "none is usable here", "setup --hostnames", "clusterkit doctor"],
         ),
+        (["--preset", "135M_read"], ["takes 1 GPU", "or train it in miniature with --preset 135M_read_cpu"]),
         (["--preset", "7B_n4", "--task", "memagent"], ["takes 4 hosts", "setup --hostnames"]),
         (["--preset", "1.5B_n4", "n_nodes=2"], ["is for 32 GPUs", "presets plan 1.5B_n4 --nodes N"]),
     ],
