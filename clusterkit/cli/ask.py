@@ -9,6 +9,7 @@ import typer
 from clusterkit.cli import actions
 from clusterkit.cli.options import CACHE_OPTION, ENGINE_OPTION, SERVER_PYTHON_OPTION, SERVER_URL_OPTION, new_app
 from clusterkit.cli.runoptions import RunOptions, takes_run
+from trainer.errors import UserError
 
 app = new_app()
 
@@ -28,7 +29,9 @@ def ask(
         list[str] | None,
         typer.Argument(metavar="FILE", help="Text files in UTF-8; - or none: standard input.", show_default=False),
     ] = None,
-    question: str = typer.Option(..., "--question", "-q", help="What is asked about the texts."),
+    question: Annotated[
+        list[str], typer.Option("--question", "-q", metavar="TEXT", help="What is asked about the texts.")
+    ],
     model_path: str | None = typer.Option(
         None,
         "--model-path",
@@ -60,10 +63,14 @@ def ask(
     It runs on this machine, with or without a GPU. The memory goes to stderr, the answer to stdout. A checkpoint of a
     run reads with the settings of that run.
     """
+    if len(question) > 1:
+        raise UserError(
+            f"{len(question)} questions were given, and a text is read for one of them: ask the others anew"
+        )
     server = {"engine": engine, "url": server_url, "python": server_python, "tensor_parallel": tensor_parallel}
     actions.ask.ask(
         {
-            "question": question,
+            "question": question[0],
             "files": tuple(files or ()),
             "plain": plain,
             "model_path": model_path,

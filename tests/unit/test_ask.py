@@ -189,3 +189,13 @@ def test_the_command_refuses_before_a_model_is_loaded(
     assert isinstance(done.exception, UserError)
     assert message in str(done.exception)
     assert done.exception.exit_code == 2
+
+
+def test_two_questions_are_refused_in_place_of_the_first_being_forgotten(tmp_path: Path) -> None:
+    story = text_file(tmp_path, "story.txt", STORY)
+    done = CliRunner().invoke(
+        app, ["ask", "--model-path", "smollm2-135m", "-q", "Which lake?", "-q", "Who?", str(story)]
+    )
+    assert isinstance(done.exception, UserError)
+    assert "2 questions were given, and a text is read for one of them" in str(done.exception)
+    assert done.exception.exit_code == 2
