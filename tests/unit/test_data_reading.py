@@ -108,6 +108,33 @@ def test_no_document_and_no_question_of_one_split_is_in_another(prepared: Path) 
     assert not any(trace["problem"].lower() in held_questions for trace in rows(prepared / "traces.jsonl"))
 
 
+def test_what_a_held_out_sentence_says_is_not_asked_for_in_training(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for n in range(40):
+        (folder / f"{n}.md").write_text(
+            f"# Engine Type{n}\n\nThe Engine Type{n} was built by Karl Fritz{n} in {1900 + n} for the railway.\n"
+            "Brandt Works is run by Otto Meier for the county of Little Harbour.\n"
+        )
+    prepare(tmp_path / "out", folder)
+    asked = {name: rows(tmp_path / "out" / name / QUESTIONS) for name in SPLITS}
+    proofs = {name: {(row["answers"][0], *row["evidence"]) for row in found} for name, found in asked.items()}
+
+    assert any("Otto Meier" in proof for proof in proofs["test"])
+    assert not any(proofs[one] & proofs[other] for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")))
+
+
+def test_questions_that_differ_in_punctuation_are_the_same(tmp_path: Path) -> None:
+    items = world()
+    for item in items:
+        item["question"] = f"Where was S.{' ' if item['_id'] in ('h3', 'h7', 'h11') else ''}A. Smith born?"
+    (tmp_path / "world.json").write_text(json.dumps(items))
+    prepare(tmp_path / "out", tmp_path / "world.json")
+    real = [row for name in SPLITS for row in rows(tmp_path / "out" / name / QUESTIONS) if row["source"] == "hotpotqa"]
+
+    assert len(real) == 1
+
+
 def test_yes_no_questions_are_marked_in_files_tasks_and_suites(prepared: Path) -> None:
     real = [row for name in SPLITS for row in rows(prepared / name / QUESTIONS) if row["source"] == "hotpotqa"]
     source = HotpotQA(HotpotqaConfig(path=str(prepared), num_documents=3), 1)

@@ -9,6 +9,7 @@ Questions of one split are made from its documents alone, and no document is in 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -237,17 +238,27 @@ def _item(made: Made) -> Item:
 
 
 def _without_repeats(items: dict[str, list[Item]]) -> dict[str, list[Item]]:
-    """Drop what is asked with the same words in a held-out split."""
-    seen = set[str]()
+    """Drop what is asked with the same words in a held-out split, or has the same answer from the same sentences there.
+
+    Documents that have a sentence in common may be in different splits.
+    """
+    asked, proved = set[str](), set[str]()
     kept: dict[str, list[Item]] = {}
     for name in reversed(SPLITS):
-        kept[name] = []
+        kept[name], proofs = [], set[str]()
         for item in items[name]:
-            wording = " ".join(item.question.question.lower().split())
-            if wording not in seen:
-                seen.add(wording)
+            words = _words(item.question.question)
+            proof = "\n".join(map(_words, (item.question.answers[0], *item.evidence)))
+            if words not in asked and proof not in proved:
+                asked.add(words)
+                proofs.add(proof)
                 kept[name].append(item)
+        proved |= proofs
     return {name: kept[name] for name in SPLITS}
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def _require_enough(inputs: list[Input], sides: Sides, items: dict[str, list[Item]]) -> None:
