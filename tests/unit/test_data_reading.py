@@ -312,6 +312,19 @@ def test_one_long_text_is_cut_into_passages_between_sentences(tmp_path: Path) ->
     assert all(rows(tmp_path / "out" / name / QUESTIONS) for name in SPLITS)
 
 
+def test_headings_are_those_of_markdown_and_restructuredtext_and_no_comments_of_code(tmp_path: Path) -> None:
+    text = "# One\n\nFirst.\n\n```sh\n# no heading\nmake it\n```\n\nSecond.\n\n    # none either\n    run\n\nTwo\n~~~\n"
+    text += "\nThird.\n\n=====\nThree\n=====\n\nFourth.\n\n---\n\nFifth\nand more.\n---\n"
+    (tmp_path / "notes.md").write_text(text)
+    passages, _, _ = read_passages(tmp_path / "notes.md")
+
+    assert [(one.document.title, one.document.text) for one in passages] == [
+        ("One", "First. # no heading make it Second. # none either run"),
+        ("Two", "Third."),
+        ("Three", "Fourth. Fifth and more. ---"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -22,6 +22,9 @@ MOST_CHARACTERS = 900
 MOST_NAMES = 5
 """Of files, in a message."""
 _HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
+_RULE = re.compile(r"={3,}|-{3,}|~{3,}")
+"""Below a line it makes that a heading, in Markdown and reStructuredText; elsewhere it is a rule."""
+MOST_HEADING = 120
 _UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)
 _FORMATTED = (b"%PDF-", b"{\\rtf")
 """How files begin that may have no byte 0, and are no texts to be read as they stand."""
@@ -164,7 +167,7 @@ def _is_wanted(path: Path, root: Path) -> bool:
 
 
 def _passages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (the heading above it, a passage); paragraphs stand between blank lines, headings begin with #."""
+    """Yield (the heading above it, a passage); paragraphs stand between blank lines."""
     heading, kept = "", ""
     for title, paragraph in _paragraphs(lines):
         for piece in _pieces(paragraph):
@@ -177,17 +180,26 @@ def _passages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield every paragraph as one line, with the heading above it."""
-    heading = ""
+    """Yield every paragraph as one line, with the heading above it; what code has behind # is none."""
+    heading, fenced = "", False
     kept: list[str] = []
     for line in chain(lines, [""]):
-        found = _HEADING.fullmatch(line.strip())
-        if kept and (found or not line.strip()):
+        stripped = line.strip()
+        if stripped.startswith("```"):
+            fenced = not fenced
+            continue
+        code = fenced or line.startswith(("    ", "\t"))
+        found = None if code else _HEADING.fullmatch(stripped)
+        if not code and _RULE.fullmatch(stripped) and len(kept) <= 1:
+            if kept and len(kept[0]) <= MOST_HEADING:
+                heading = kept.pop().strip()
+            continue
+        if kept and (found or not stripped):
             yield heading, " ".join(" ".join(kept).split())
             kept = []
         if found:
             heading = found[1]
-        elif line.strip():
+        elif stripped:
             kept.append(line)
 
 
