@@ -45,6 +45,17 @@ def test_half_of_the_questions_ask_with_a_question_word_in_place_of_a_blank() ->
     assert 0.3 * len(made) < sum(BLANK in one.question for one in made) < 0.7 * len(made)
 
 
+def test_pronouns_of_a_later_part_and_blanks_of_the_text_itself_are_left_alone() -> None:
+    text = (
+        "They bought the Silver Mine in 1911 from the old county. Name of the owner of Silver Mine in 1931: ____ Smith."
+    )
+    made = [one for seed in range(20) for one in Maker([document("Notes, part 2", text)], seed).questions(9)]
+
+    assert made
+    assert not any("Notes, part 2 bought" in one.question for one in made)
+    assert all(one.evidence[0].startswith("They bought") and one.question.count(BLANK) <= 1 for one in made)
+
+
 def test_people_and_things_are_compared_by_what_their_first_sentences_say() -> None:
     texts = {
         "Ada Holm": "Ada Holm (born 4 May 1950) is a Swedish painter. She lives in Umea.",

@@ -17,6 +17,7 @@ _BEFORE_PEOPLE = frozenset(
     "by with actor actress actors director author writer singer composer producer player president king queen coach "
     "wife husband son daughter brother sister father mother starring stars and".split()
 )
+_PART = re.compile(r", part \d+$")
 _PREDICATE = re.compile(r" (?:\(|[a-z]+ly )?(?:is|was|are|were|has|had|became|won|born|[a-z]+(?:ed|s))\b")
 _SUBJECT = re.compile(
     r"(?:It|He|She|They|Th(?:e|is) [a-z]+(?= (?:is|was|are|were|has|had|have|can|will|also|[a-z]+(?:ed|ly)|"
@@ -59,8 +60,11 @@ def asked_of(text: str, blank: str, word: str, name: str) -> str:
 
 
 def named(text: str, name: str) -> str:
-    """Return a sentence with what it is about in place of a pronoun at its beginning: "She lives" as "Anna lives"."""
-    subject = None if name in text else _SUBJECT.match(text)
+    """Return a sentence with what it is about in place of a pronoun at its beginning: "She lives" as "Anna lives".
+
+    The title of a later part of a text is not what its pronouns mean.
+    """
+    subject = None if name in text or _PART.search(name) else _SUBJECT.match(text)
     return name + text[subject.end() :] if subject else text
 
 

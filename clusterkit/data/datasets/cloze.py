@@ -254,7 +254,7 @@ class Maker:
 
 
 def _usable(sentence: str) -> bool:
-    return 6 <= len(sentence.split()) <= 60 and "\n" not in sentence
+    return 6 <= len(sentence.split()) <= 60 and "\n" not in sentence and BLANK not in sentence
 
 
 def _overlaps(start: int, end: int, spans: Iterable[Span]) -> bool:

@@ -273,7 +273,8 @@ def _require_enough(inputs: list[Input], sides: Sides, items: dict[str, list[Ite
         if len(getattr(sides, name).pool) < 2 or not items[name]:
             raise UserError(
                 f"{where}: no question can be made for {name} from its {len(getattr(sides, name).pool)} of {total} "
-                "passages: add texts that have whole sentences with names, years or numbers, or raise --test-share"
+                "passages: add texts in English that have whole sentences with names, years or numbers, or raise "
+                "--test-share"
             )
 
 
