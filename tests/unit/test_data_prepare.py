@@ -328,6 +328,16 @@ def test_inputs_that_cannot_be_used_are_named(tmp_path: Path, content: str, mess
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["reading", "memagent"])
+def test_memagents_published_files_need_no_preparing(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "hotpotqa_train_32k.parquet"
+    row = {"prompt": [{"role": "user", "content": "Who?"}], "context": "Document 1:\nA\nB", "reward_model": {"x": 1}}
+    parquet.write_table(arrow.Table.from_pylist([row]), file)
+    for place in (file, tmp_path):
+        with pytest.raises(UserError, match=r"needs no preparing: clusterkit train .* --task hotpotqa task\.path=FILE"):
+            make_plan(kind, [place], Shape(), 0.1, 0, 1)
+
+
 def test_a_damaged_parquet_file_is_said_to_be_one(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     path.write_bytes(b"PAR1" + b"x" * 100)

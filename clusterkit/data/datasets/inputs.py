@@ -28,6 +28,7 @@ from clusterkit.data.datasets.passages import Passage, read_passages
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Corpus, find_file, load_corpus
+from trainer.tasks.hotpotqa_published import COLUMNS, TRAIN
 from trainer.tasks.jsonl import Row, read_rows, read_table
 
 TEXT = "text"
@@ -39,6 +40,10 @@ _COLUMNS = {
     "booksum": [{"text", "chapter"}, {"summary", "summary_text"}],
     "math": [{"problem", "question", "prompt"}, {"answer", "solution", "solutions"}],
 }
+_PUBLISHED = (
+    "a file as MemAgent published it needs no preparing: clusterkit train --preset 135M_cpu --task hotpotqa "
+    "task.path=FILE"
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
     """
     if path.is_dir() and any(path.glob(f"{QUESTIONS}*")):
         return _folder(path, allowed)
+    if path.is_dir() and any((path / name).is_file() for name in TRAIN):
+        raise UserError(f"{path}: {_PUBLISHED}")
     if TEXT in allowed and (path.is_dir() or path.suffix.lower() in TEXT_ENDINGS or _begins_like_no_table(path)):
         passages, digest, binary = read_passages(path)
         return Input(path, TEXT, [], digest, passages=passages, binary=binary)
@@ -102,6 +109,8 @@ def _folder(path: Path, allowed: tuple[str, ...]) -> Input:
 def style_of(row: Row) -> str:
     """Return the style of a file by its first row; UserError lists the known styles."""
     present = {name for name, value in row.fields.items() if value is not None}
+    if present.issuperset(COLUMNS):
+        raise row.error(_PUBLISHED)
     for style, wanted in _COLUMNS.items():
         if all(names & present for names in wanted):
             return style
