@@ -426,6 +426,17 @@ def test_what_comes_next_asks_among_no_more_documents_than_are_held_out(tmp_path
         require_inputs(config)
 
 
+def test_what_comes_next_takes_no_more_questions_a_step_than_there_are(tmp_path: Path, own_texts: Path) -> None:
+    words = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(tmp_path / "out"), "--traces", "30"]
+    done = CliRunner().invoke(app, [*words, "--test-share", "0.4", "--per-document", "1"])
+    number = len(rows(tmp_path / "out" / "train" / QUESTIONS))
+    gpu, cpu = done.stdout.partition("next: ")[2].splitlines()
+
+    assert 2 <= number < 16
+    assert f" rollout.batch_size={number}" in gpu
+    assert "rollout.batch_size" not in cpu, "it takes 2 at a time"
+
+
 def test_tens_of_thousands_of_questions_come_of_the_real_documents(tmp_path: Path, shared_data: Path) -> None:
     plan = make_plan("reading", [shared_data / "hotpotqa"], Shape(), 0.1, 0, 1, ReadingShape(traces=0))
     counts = {output.name: output.count for output in plan.outputs}

@@ -72,7 +72,8 @@ def prepare(
         output.lines([f"next: {_NEXT[kind]} {shlex.quote(f'task.path={target}')}"])
         return
     heldout = min(card["files"][f"{split}/documents.jsonl"]["rows"] for split in ("dev", "test"))
-    gpu, cpu = (_train_reading(name, target, heldout) for name in ("135M_read", "135M_read_cpu"))
+    training = card["files"]["train/questions.jsonl"]["rows"]
+    gpu, cpu = (_train_reading(name, target, heldout, training) for name in ("135M_read", "135M_read_cpu"))
     if "eval.final_documents" in gpu:
         output.note(
             f"dev or test has only {heldout} documents, and a held-out question is asked among no more than that: the "
@@ -81,8 +82,8 @@ def prepare(
     output.lines([f"next: {gpu}", f"without a GPU: {cpu}"])
 
 
-def _train_reading(preset: str, folder: Path, heldout: int) -> str:
-    """Command that trains a preset, with its held-out contexts no longer than the documents there are."""
+def _train_reading(preset: str, folder: Path, heldout: int, training: int) -> str:
+    """Command that trains a preset, within the held-out documents and training questions that there are."""
     config = resolve(preset).config
     assert isinstance(config.task, HotpotqaConfig)
     own, final = config.task.num_documents, config.eval.final_documents
@@ -92,4 +93,6 @@ def _train_reading(preset: str, folder: Path, heldout: int) -> str:
     fitting = [size for size in final if size <= heldout]
     if fitting != final:
         words.append(f"eval.final_documents={','.join(map(str, fitting))}")
+    if config.rollout.batch_size > training:
+        words.append(f"rollout.batch_size={training}")
     return shlex.join(words)
