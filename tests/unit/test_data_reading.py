@@ -298,6 +298,21 @@ def test_pictures_beside_the_texts_are_left_out_and_named(
         assert found == expected[name]["sha256"]
 
 
+def test_what_was_prepared_in_the_folder_of_the_texts_is_no_text_of_it(
+    tmp_path: Path, own_texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_texts)
+    first = prepare(Path("set"), Path())
+    again = prepare(Path("set"), Path())
+    (own_texts / "more.md").write_text("# More\n\nThe mill was built by Otto Brandt in 1850 for the old town.\n")
+    with pytest.raises(UserError, match="was prepared when mine held something else"):
+        prepare(Path("set"), Path())
+    other = prepare(tmp_path / "other", own_texts)
+
+    assert (first["outcome"], again["outcome"]) == ("made", "present")
+    assert other["inputs"][0]["rows"] == first["inputs"][0]["rows"] + 1 == 31
+
+
 def test_one_long_text_is_cut_into_passages_between_sentences(tmp_path: Path) -> None:
     book = tmp_path / "my_book.txt"
     book.write_text(

@@ -86,9 +86,7 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
         card = {
             "kind": plan.kind,
             "key": plan.key,
-            "inputs": [
-                {"file": i.path.name, "style": i.style, "rows": i.count, "sha256": i.digest} for i in plan.inputs
-            ],
+            "inputs": [{"file": i.name, "style": i.style, "rows": i.count, "sha256": i.digest} for i in plan.inputs],
             "settings": plan.settings,
             "left_out": plan.left_out,
             "files": files,
@@ -123,7 +121,7 @@ def _difference(card: Mapping[str, Any], plan: BuildPlan) -> str:
 
 
 def _inputs_difference(was: Sequence[Mapping[str, str]], now: Sequence[Input]) -> str:
-    before, after = ({i["sha256"]: i["file"] for i in was}, {i.digest: i.path.name for i in now})
+    before, after = ({i["sha256"]: i["file"] for i in was}, {i.digest: i.name for i in now})
     gone = [name for digest, name in before.items() if digest not in after]
     new = [name for digest, name in after.items() if digest not in before]
     if gone and sorted(gone) == sorted(new):

@@ -61,6 +61,11 @@ class Input:
     binary: Sequence[str] = ()
 
     @property
+    def name(self) -> str:
+        """Name of the file or folder, also where it was typed as a dot."""
+        return self.path.name or self.path.resolve().name
+
+    @property
     def count(self) -> int:
         """Return how many rows or passages it has."""
         return len(self.rows) or len(self.passages)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from trainer.errors import UserError
 from trainer.files import refuse_pointer
 from trainer.tasks.evidence import sentences
-from trainer.tasks.hotpotqa_data import Document, document_key
+from trainer.tasks.hotpotqa_data import Document, document_key, is_prepared
 
 MOST_CHARACTERS = 900
 """Of a passage; a paragraph that is longer is cut between sentences. HotpotQA's paragraphs have 570 on average."""
@@ -49,7 +49,7 @@ class EncodingError(UserError):
 
 
 def read_passages(place: Path) -> tuple[list[Passage], str, list[str]]:
-    """Read a text file, or all below a folder, hidden ones left out.
+    """Read a text file, or all below a folder, without hidden ones and what was prepared from them.
 
     Returns:
         Its passages, a hash of the bytes, and the names of the files of a folder that are no texts.
@@ -57,7 +57,7 @@ def read_passages(place: Path) -> tuple[list[Passage], str, list[str]]:
     Raises:
         UserError: there is no text, or texts are not in UTF-8: all of them are named.
     """
-    files = sorted(path for path in place.rglob("*") if _is_wanted(path, place)) if place.is_dir() else [place]
+    files = _files(place) if place.is_dir() else [place]
     digest = hashlib.sha256()
     titles: Counter[str] = Counter()
     passages: dict[str, Passage] = {}
@@ -162,8 +162,11 @@ def _no_text(name: str, place: int, way_out: str) -> str:
     return f"{name} is not text in UTF-8 (byte {place + 1}): {way_out}"
 
 
-def _is_wanted(path: Path, root: Path) -> bool:
-    return path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder in order, without hidden ones and those that `data prepare reading` has made there."""
+    found = sorted(path for path in folder.rglob("*") if not any(n[0] == "." for n in path.relative_to(folder).parts))
+    made = {path for path in found if path.is_dir() and is_prepared(path)}
+    return [path for path in found if path.is_file() and made.isdisjoint(path.parents)]
 
 
 def _passages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:

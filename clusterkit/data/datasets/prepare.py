@@ -74,7 +74,7 @@ def make_plan(
     if kind not in KINDS:
         raise UserError(f"'{kind}' cannot be prepared: choose {', '.join(KINDS)}")
     inputs = [read_input(path, KINDS[kind]) for path in files]
-    twice = [i.path.name for i in inputs if sum(i.digest == other.digest for other in inputs) > 1]
+    twice = [i.name for i in inputs if sum(i.digest == other.digest for other in inputs) > 1]
     if twice:
         raise UserError(f"{' and '.join(twice)} are the same file: name each input once")
     if kind == "reading":
