@@ -10,7 +10,7 @@ import pytest
 from builders import byte_tokenizer
 from typer.testing import CliRunner
 
-from clusterkit.cli.actions.ask import lines_of, warnings_of
+from clusterkit.cli.actions.ask import lines_of, time_left, warnings_of
 from clusterkit.cli.main import app
 from clusterkit.data.datasets.passages import read_text, text_blocks, text_lines
 from clusterkit.evaluate.ask import ReadingParser, write_document
@@ -167,6 +167,16 @@ def test_a_memory_that_stays_is_not_shown_again() -> None:
     assert list(lines_of({**event, "changed": False})) == ["section 2 of 9: memory unchanged"]
     shown = list(lines_of({**event, "changed": True, "truncated": True}))
     assert shown == ["section 2 of 9: memory 3 tokens, cut at agent.max_memory_tokens", "    a", "    b"]
+
+
+def test_a_long_reading_says_now_and_then_how_long_it_takes() -> None:
+    def told(sections: int) -> dict[int, str]:
+        events = ({"event": "section", "number": n, "sections": sections} for n in range(1, sections + 1))
+        return {event["number"]: line for event in events for line in time_left(event, 2.0 * event["number"])}
+
+    assert told(19) == {}, "28 seconds after the fifth"
+    assert told(110) == {5: "about 3 min 30 s left", 50: "about 2 min left"}
+    assert list(time_left({"event": "answer"}, 9.0)) == []
 
 
 def test_a_memory_of_line_ends_alone_takes_one_line() -> None:

@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterkit.backends.base import Say
+from clusterkit.common.text_plot import duration
 from clusterkit.evaluate.ask import STDIN, Question
 from clusterkit.evaluate.ask import ask as ask_question
 from clusterkit.evaluate.process import require_evaluator
 from clusterkit.ui import output
 from trainer.errors import UserError
+
+FIRST_ESTIMATE = 5
+EVERY_ESTIMATE = 50
+"""Sections after which the time that is left is told."""
+SHORT_SECONDS = 30.0
+"""Less is not told."""
 
 
 def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
@@ -22,13 +29,17 @@ def ask(typed: dict[str, Any], *, as_json: bool, shown: bool) -> None:
     require_evaluator()
     say: Say = output.note if shown and not as_json else lambda _: None
 
+    spent = 0.0
+
     def show(event: dict[str, Any]) -> None:
+        nonlocal spent
         for line in warnings_of(event):
             output.note(line)
         if as_json:
             output.line_json(event)
             return
-        for line in lines_of(event):
+        spent += event["seconds"] if event["event"] == "section" else 0.0
+        for line in (*lines_of(event), *time_left(event, spent)):
             say(line)
         if event["event"] == "answer":
             output.result(event["answer"])
@@ -49,6 +60,15 @@ def warnings_of(event: dict[str, Any]) -> Iterator[str]:
             "training only (clusterkit trace --heldout shows some): ask about those, or name a checkpoint of a model "
             "that knows any text, such as one of clusterkit train --preset 135M, with --model-path"
         )
+
+
+def time_left(event: dict[str, Any], spent: float) -> Iterator[str]:
+    """Yield how long a long reading still takes, now and then. spent: seconds of the sections until now."""
+    if event["event"] != "section" or not (event["number"] == FIRST_ESTIMATE or event["number"] % EVERY_ESTIMATE == 0):
+        return
+    left = spent / event["number"] * (event["sections"] - event["number"])
+    if left >= SHORT_SECONDS:
+        yield f"about {duration(left)} left"
 
 
 def lines_of(event: dict[str, Any]) -> Iterator[str]:
