@@ -14,6 +14,11 @@ from trainer.errors import UserError
 from trainer.signals import StopFlag
 
 FAULT = "this is a fault of clusterkit or of this machine: --debug shows where it happened"
+SPIN_COUNT = "1000"
+"""Turns that an OpenMP thread waits for the others before it sleeps; the 300,000 of libgomp keep a core from them.
+
+Fewer cost a training that is alone time. What was measured is in docs/performance.md.
+"""
 
 
 def run_command(
@@ -32,6 +37,8 @@ def run_command(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # libgomp reads it when PyTorch is imported, in `work`
     stop = StopFlag().install()  # before the imports of `work`: a signal during them is kept, too
     try:
         return work(arguments.config, stop)
