@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from commandline import run_clusterkit
+from evalparts import chat_checkpoint
 from fulldisk import leave
 from realparts import require
 from runs import Forks, NewTrial, Trial, assert_same_run, command
@@ -18,6 +19,8 @@ from runs import Forks, NewTrial, Trial, assert_same_run, command
 from clusterkit.runs.diagnose.run import diagnose_run
 from clusterkit.runs.directory import RunDirectory
 from trainer.checkpoint.recover import RecoverStore
+from trainer.errors import RunError
+from trainer.launch.local import check_run
 
 
 class SmallDisk:
@@ -146,6 +149,31 @@ def test_too_little_room_is_told_before_the_first_step(forks: Forks, small_disk:
     assert forks.run(trial) == 1
     assert "two are kept, and the next is written beside them" in trial.records("warning")[-1]["message"]
     assert len(trial.records("step")) > steps
+
+
+def test_too_little_room_is_told_before_the_warm_up(forks: Forks, small_disk: SmallDisk, tmp_path: Path) -> None:
+    trial = small_disk.trial(tmp_path / "cache")
+    small_disk.leave(131072)
+
+    assert forks.run(trial) == 1
+
+    told = _one_message(trial)
+    assert told.startswith(f"error: no space left for a recover checkpoint under {trial.paths.recover}, which takes ")
+    assert trial.records("warmup") == []
+    small_disk.grow()
+    assert forks.run(trial) == 0, trial.said()
+
+
+def test_too_little_room_is_told_before_a_supervised_start(small_disk: SmallDisk, tmp_path: Path) -> None:
+    trial = small_disk.trial(tmp_path / "cache")
+    model = chat_checkpoint(tmp_path / "model", window=256)
+    check_run(trial.config, model)
+    small_disk.leave(131072)
+
+    with pytest.raises(RunError, match="no space left for a recover checkpoint"):
+        check_run(trial.config, model)
+    trial.change(**{"trainer.type": "null"})
+    check_run(trial.config, model)
 
 
 def test_what_a_kill_left_of_a_checkpoint_makes_room_for_the_next(

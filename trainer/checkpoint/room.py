@@ -1,4 +1,4 @@
-"""Whether the disks of a run have room for the checkpoints that it will write, looked at before its first step."""
+"""Whether the disks of a run have room for the checkpoints that it will write, looked at before it learns anything."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainer.checkpoint.slots import SLOTS
+from trainer.config import RunConfig
 from trainer.disk import bytes_text, disk_of, free_of, mount_of
+from trainer.errors import RunError
+from trainer.paths import RunPaths
 from trainer.train.learner import Learner
 from trainer.train.lora import is_adapter
 
@@ -33,6 +37,21 @@ class CheckpointSizes:
         whole = sum(count for adapter, count in sizes if not adapter)
         weights = learner.world.dtype.itemsize * whole if learner.config.checkpoint.merged or not adapters else 0
         return cls(RECOVER_BYTES * trained, weights + FLOAT32 * adapters)
+
+
+def require_room(config: RunConfig, lm: Any) -> None:
+    """Raise RunError where no recover checkpoint of a run that trains all of a model fits; `lm` may be without weights.
+
+    Before a warm-up, a supervised start and the run's servers, which take minutes. Adapters are small, and are looked
+    at with the rest before the first step.
+    """
+    if config.trainer.type == "null" or config.model.lora.rank:
+        return
+    paths = RunPaths.of(config)
+    remove_torn(paths.recover, paths.checkpoints)
+    sizes = CheckpointSizes(RECOVER_BYTES * sum(one.numel() for one in lm.parameters()), 0)
+    if problem := room_problem(paths.recover, sizes):
+        raise RunError(problem)
 
 
 def remove_torn(recover: Path, persistent: Path) -> None:

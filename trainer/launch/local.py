@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -15,6 +16,7 @@ import torch
 
 from trainer.assets import resolve_model
 from trainer.base_run import Attempt
+from trainer.checkpoint.room import require_room
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.disk import disk_of
@@ -181,7 +183,8 @@ def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
         monitor.record("warmup", **record)
 
     try:
-        return Warmup(config, cache_folder(config) / "warmup", report, stop).result()
+        begun = partial(require_room, config)
+        return Warmup(config, cache_folder(config) / "warmup", report, stop, begun).result()
     except WarmupInterruptedError as error:
         raise InterruptedRunError(
             "interrupted during the warm-up: its state is written; the same command goes on from there"
@@ -260,11 +263,13 @@ def check_run(config: RunConfig, model: Path) -> None:
     """See that a model folder can be trained and served as the run wants it; files are read, no weights.
 
     Raises:
+        RunError: not one recover checkpoint fits on the disk.
         UserError: it is of another architecture, lacks weights or has ones of another shape, its heads cannot be shared
             out over the GPUs, or a server of the kind is not installed here, where it is to run here.
     """
     if config.trainer.type != "null":
         lm, _ = look_at(model)
+        require_room(config, lm)
         check_split(lm.config, tensor_degree(config))
     if config.engine == "embedded":
         return

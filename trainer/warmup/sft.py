@@ -93,12 +93,14 @@ class Warmup:
     folder: holds results and unfinished states.
     report: gets progress records.
     stop_requested: called after every step; True ends the warm-up.
+    begun: gets the model before the first step; what it raises ends the warm-up.
     """
 
     config: RunConfig
     folder: Path
     report: Report
     stop_requested: Callable[[], bool] = lambda: False
+    begun: Callable[[Any], None] = lambda _: None
 
     def result(self) -> Path:
         """Folder of the warmed-up checkpoint (Hugging Face format), trained now or found in the cache.
@@ -132,6 +134,7 @@ class Warmup:
         warmup = self.config.warmup
         began = time.perf_counter()
         lm = tiny.make_lm(self.config.model, tokenizer, init_seed)
+        self.begun(lm)
         agent, demonstrations = lesson.teach(tokenizer)
         loop = _Loop(lm, self, init_seed, partial)
 
