@@ -12,12 +12,21 @@ from trainer.config import RunConfig
 from trainer.files import sha256
 
 
-def write_slot(recover: Path, name: str, serial: int, step: int, config: RunConfig, **state: Any) -> Path:
-    """A whole slot; the last one written is LATEST."""
+def write_slot(
+    recover: Path,
+    name: str,
+    serial: int,
+    step: int,
+    config: RunConfig,
+    *,
+    data: dict[str, Any] | None = None,
+    **state: Any,
+) -> Path:
+    """A whole slot; the last one written is LATEST. data: what its fingerprint has of data files."""
     slot = recover / name
     slot.mkdir(parents=True)
     plain = {"global_step": step, "next_task": 4 * step, "optimizer_steps": step, "version": step, "seconds": 1.0}
-    record = {"serial": serial, "state": {**plain, **state}, "fingerprint": fingerprint(config)}
+    record = {"serial": serial, "state": {**plain, **state}, "fingerprint": fingerprint(config) | (data or {})}
     (slot / STATE).write_text(json.dumps(record))
     (slot / ".metadata").write_bytes(b"metadata")
     (slot / "__0_0.distcp").write_bytes(bytes(range(256)) * 40)

@@ -83,8 +83,8 @@ class SteppedRun(ABC):
         self.store = RecoverStore(self.paths.recover, self.writer)
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
-        # As the tasks are read now; rank 0 writes it.
-        self.fingerprint = settings_and_data(config) if world.is_main else {}
+        # Rank 0 writes it.
+        self.fingerprint = settings_and_data(config, attempt.start.data) if world.is_main else {}
         self.skipped_in_row = 0
         self.longest_row = 0  # tokens of the longest planned row; 0: log-probs are not compared
         chosen = config.checkpoint.async_recover

@@ -54,9 +54,12 @@ def number_of_tasks(config: RunConfig, source: TaskSource) -> int:
     return min(config.eval.num_tasks, source.train_size if split == "train" else source.num_heldout(split))
 
 
-def shape_of(config: RunConfig) -> dict[str, Any]:
-    """What shapes the trajectories: settings and data of a training run, and which tasks are asked for."""
-    return settings_and_data(config) | {"eval.split": config.eval.split}
+def shape_of(config: RunConfig, data: dict[str, str] | None = None) -> dict[str, Any]:
+    """What shapes the trajectories: settings and data of a training run, and which tasks are asked for.
+
+    data: digests of its data files; None: they are read for it.
+    """
+    return settings_and_data(config, data) | {"eval.split": config.eval.split}
 
 
 def find_rollouts(config: RunConfig, paths: RunPaths) -> Start:
@@ -112,7 +115,7 @@ class RolloutRun:
         self.config, self.world, self.monitor, self.stop = config, world, attempt.monitor, attempt.stop
         self.paths, self.fresh = RunPaths.of(config), not start.done
         self.folder = self.paths.logs / "rollouts"
-        self.shape = shape_of(config) if world.is_main else {}
+        self.shape = shape_of(config, start.data) if world.is_main else {}
         self.source = make_source(config)
         self.tokenizer = load_tokenizer(model_folder)
         embedded = config.engine == "embedded"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from slot_writer import write_slot
 
+from trainer.checkpoint.fingerprint import DATA
+from trainer.checkpoint.start import find_start, settings_and_data
 from trainer.config import RunConfig
 from trainer.config_tasks import AnyTaskConfig
 from trainer.errors import UserError
+from trainer.launch.local import _ranks
+from trainer.launch.ranks import RankedRun
+from trainer.metrics import Monitor
+from trainer.signals import StopFlag
 from trainer.tasks.datafiles import data_digests
 
 PAIR = ("documents.jsonl", "questions.jsonl")
@@ -58,3 +66,57 @@ def test_a_file_by_its_name(tmp_path: Path) -> None:
 def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone.jsonl: cannot be read \(No such file"):
         digests({"name": "sft", "path": str(tmp_path / "gone.jsonl")})
+
+
+def test_a_file_is_read_once_until_its_size_or_time_changes(tmp_path: Path) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text("a")
+    task = {"name": "mine:Tasks", "path": str(file)}
+    first, at = digests(task), file.stat().st_mtime_ns
+    file.write_text("b")
+    os.utime(file, ns=(at, at))
+    assert digests(task) == first
+    os.utime(file, ns=(at, at + 1))
+    assert digests(task) != first
+
+
+def own_run(folder: Path, **settings: Any) -> RunConfig:
+    """A run on two ranks whose task is read from own.txt of a folder."""
+    task = {"name": "mine:Tasks", "path": str(folder / "own.txt")}
+    return RunConfig.model_validate({"fileroot": str(folder), "task": task, "train": {"ranks": 2}, **settings})
+
+
+def test_files_are_read_before_the_ranks_start(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("a")
+    config = own_run(tmp_path)
+    start = find_start(config, tmp_path / "recover")
+    run = _ranks(config, tmp_path, Monitor(tmp_path, 1), 1, StopFlag(), start)
+    assert isinstance(run, RankedRun)
+    (tmp_path / "own.txt").unlink()
+
+    told = settings_and_data(config, run.start.data)[f"{DATA}own.txt"]
+    assert told == f"1 bytes, sha256 {hashlib.sha256(b'a').hexdigest()[:16]}"
+
+
+@pytest.mark.parametrize(
+    ("now", "settings", "named"),
+    [
+        ("a longer one", {"model": {"path": "/models/a"}}, True),
+        ("a longer one", {}, False),  # weights of a model that is made from nothing fit no other run
+        ("a longer one", {"model": {"path": "/models/a"}, "seed": 2}, False),
+    ],
+    ids=["data", "a model from nothing", "settings, too"],
+)
+def test_data_that_grew_can_be_trained_on_from_the_weights(
+    tmp_path: Path, now: str, settings: dict[str, Any], named: bool
+) -> None:
+    (tmp_path / "own.txt").write_text("a")
+    before = own_run(tmp_path, **{**settings, "seed": 1})
+    write_slot(tmp_path / "recover", "slot-a", 1, 3, before, data=settings_and_data(before))
+    (tmp_path / "own.txt").write_text(now)
+
+    with pytest.raises(UserError, match="written with other settings or data") as told:
+        find_start(own_run(tmp_path, **settings), tmp_path / "recover")
+
+    assert f"  {DATA}own.txt: 1 bytes, sha256 " in str(told.value)
+    assert ("trial_name=NEW --recover-from CHECKPOINT" in str(told.value)) == named

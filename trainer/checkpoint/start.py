@@ -23,12 +23,15 @@ class Start:
     notes: sentences about that choice, for people.
     done: steps whose trajectories are written (trainer.type=null).
     next_task: the first task after them.
+    data: digests of the task's data files, from before its ranks were started: the others would wait while rank 0 reads
+        a large one. None: it has read none yet.
     """
 
     slot: Slot | None
     notes: tuple[str, ...] = ()
     done: int = 0
     next_task: int = 0
+    data: dict[str, str] | None = None
 
     @property
     def global_step(self) -> int:
@@ -36,13 +39,33 @@ class Start:
         return self.slot.state.global_step if self.slot else self.done
 
 
-def settings_and_data(config: RunConfig) -> dict[str, Any]:
-    """The fingerprint with what tells the contents of the task's data files apart, which are read for it.
+def settings_and_data(config: RunConfig, data: dict[str, str] | None = None) -> dict[str, Any]:
+    """The fingerprint with what tells the contents of the task's data files apart.
+
+    Args:
+        data: their digests; None: they are read for it.
 
     Raises:
         UserError: one is missing or cannot be read.
     """
-    return fingerprint(config) | {f"{DATA}{name}": digest for name, digest in data_digests(config).items()}
+    digests = data_digests(config) if data is None else data
+    return fingerprint(config) | {f"{DATA}{name}": digest for name, digest in digests.items()}
+
+
+def way_out(config: RunConfig, changed: list[str], checkpoint: str = "CHECKPOINT") -> str:
+    """What to do where a run cannot go on since settings or data differ.
+
+    Args:
+        changed: lines of `differences`.
+        checkpoint: folder of its weights.
+    """
+    text = "\nto go on: put them back. To start afresh: trial_name=NEW, or recover_mode=disabled"
+    if config.model.path and all(line.startswith(DATA) for line in changed):
+        text += (
+            f". To train its weights further on the data as they are now: trial_name=NEW --recover-from {checkpoint}"
+        )
+        text += ", the path of a persistent checkpoint of this run" if checkpoint == "CHECKPOINT" else ""
+    return text
 
 
 def find_start(config: RunConfig, recover: Path, metrics: Path | None = None) -> Start:
@@ -84,8 +107,7 @@ def find_start(config: RunConfig, recover: Path, metrics: Path | None = None) ->
     if changed:
         raise UserError(
             f"the recover checkpoint of step {slot.state.global_step} was written with other settings or data "
-            "(checkpoint -> now):\n  " + "\n  ".join(changed) + "\nto go on: put them back. To start afresh: "
-            "trial_name=NEW, or recover_mode=disabled"
+            "(checkpoint -> now):\n  " + "\n  ".join(changed) + way_out(config, changed)
         )
     return Start(slot, tuple(f"{p}; going on from {slot.name} (step {slot.state.global_step})" for p in problems))
 

@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -37,6 +38,7 @@ from trainer.serving import registry
 from trainer.serving.host import server_options
 from trainer.serving.keeper import LocalServers
 from trainer.signals import StopFlag
+from trainer.tasks.datafiles import data_digests
 from trainer.train.adapterfiles import whole_model
 from trainer.train.distributed import single_world
 from trainer.train.gpu_footprint import out_of_memory
@@ -123,6 +125,7 @@ def _ranks(
     config: RunConfig, folder: Path, monitor: Monitor, number: int, stop: StopFlag, start: Start
 ) -> AnyRun | RankedRun | RayRun:
     """What trains: this process, processes of this machine, or ones of a Ray cluster. number: of the attempt."""
+    start = replace(start, data=data_digests(config))
     if on_ray(config):
         from trainer.launch.ray import RayRun  # noqa: PLC0415 (Ray is not installed where nothing needs it)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.fingerprint import differences, fingerprint
-from trainer.checkpoint.start import Start, find_start, settings_and_data
+from trainer.checkpoint.start import Start, find_start, settings_and_data, way_out
 from trainer.config import RunConfig
 from trainer.config_parts import EmbeddedConfig, EvalConfig, RolloutConfig, TrainerConfig
 from trainer.config_tasks import SftConfig
@@ -146,7 +146,7 @@ def find_supervised(config: RunConfig, goes_on: bool) -> SupervisedStart:
             raise UserError(
                 "the supervised start was made with other settings or data (then -> now):\n  "
                 + "\n  ".join(changed)
-                + "\nto go on: put them back. To start afresh: trial_name=NEW, or recover_mode=disabled"
+                + way_out(own, changed, f"{paths.checkpoints} supervised.dataset=")
             )
         return SupervisedStart(own, paths, Start(None), done)
     require_examples(config)

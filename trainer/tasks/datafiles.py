@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from trainer.config import RunConfig
@@ -19,17 +20,24 @@ from trainer.tasks.memalpha import find_files
 def data_digests(config: RunConfig) -> dict[str, str]:
     """Size and hash of each of `data_files`, by its name below the folder of all.
 
+    A process reads a file once, and once more where its size or time has changed since.
+
     Raises:
         UserError: one is missing or cannot be read.
     """
     files = data_files(config)
     root = Path(os.path.commonpath([file.parent for file in files])) if files else Path()
     try:
-        return {
-            str(file.relative_to(root)): f"{file.stat().st_size} bytes, sha256 {sha256(file)[:16]}" for file in files
-        }
+        found = ((file, file.stat()) for file in files)
+        return {str(file.relative_to(root)): _digest(file, (at.st_size, at.st_mtime_ns)) for file, at in found}
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror or error})") from error
+
+
+@lru_cache
+def _digest(file: Path, stamp: tuple[int, int]) -> str:
+    """What tells the contents of a file apart. stamp: its size, and its time in ns since 1970."""
+    return f"{stamp[0]} bytes, sha256 {sha256(file)[:16]}"
 
 
 def data_files(config: RunConfig) -> list[Path]:
