@@ -20,7 +20,7 @@ from trainer.agents.base import RolloutOptions
 from trainer.agents.memalpha import MemAlpha
 from trainer.config_agents import MemalphaAgentConfig
 from trainer.config_rewards import MemalphaRewardConfig
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 from trainer.judge.reader import RuleReader
 from trainer.rewards.memalpha import MemAlphaReward
 from trainer.rollout.record import write_rollouts
@@ -150,7 +150,7 @@ def test_what_is_not_there_is_said_with_what_is(run: RunDirectory, options: tupl
 def test_a_run_without_trajectories_says_how_to_have_them(run: RunDirectory) -> None:
     next((run.logs / "rollouts").iterdir()).unlink()
 
-    with pytest.raises(UserError, match=r"rollout\.save_trajectories=true"):
+    with pytest.raises(RunError, match=r"rollout\.save_trajectories=true"):
         trace(run)
 
 

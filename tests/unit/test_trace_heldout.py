@@ -184,7 +184,7 @@ def test_what_is_not_there_is_said(both: RunDirectory, options: tuple[str, ...],
 
 
 def test_a_run_of_an_earlier_version_says_in_one_sentence_why_there_is_nothing(run: RunDirectory) -> None:
-    with pytest.raises(UserError, match=r"^reading/run1 has no record of held-out tasks.*earlier versions have none"):
+    with pytest.raises(RunError, match=r"^reading/run1 has no record of held-out tasks.*earlier versions have none"):
         trace(run)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.trace.evidence import GoldSentence, Held, gold_of, held
 from clusterkit.runs.trace.source import Record, read_groups
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 
 BEFORE, AFTER = "before", "after"
 
@@ -60,14 +60,13 @@ def heldout_tasks(run: RunDirectory) -> list[HeldoutTask]:
     """Return the tasks in the order of their numbers.
 
     Raises:
-        UserError: none is recorded.
-        RunError: a record cannot be read.
+        RunError: none is recorded, or a record cannot be read.
     """
     before, after = _records(run, BEFORE), _records(run, AFTER)
     tasks = [_task(before.get(one), after.get(one)) for one in before | after]
     if tasks:
         return tasks
-    raise UserError(
+    raise RunError(
         f"{run.name} has no record of held-out tasks: runs write one before the first step and one "
         "after the last, unless eval.save_trajectories is 0 or nothing is held out, and those of earlier versions have "
         "none; clusterkit trace without --heldout shows training tasks"

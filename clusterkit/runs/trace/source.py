@@ -54,12 +54,12 @@ def find_group(
         fetch: brings the file of a step before it is read.
 
     Raises:
-        UserError: nothing is recorded, or not that step or task.
-        RunError: a record cannot be read.
+        UserError: that step or task is not recorded.
+        RunError: nothing is recorded, or a record cannot be read.
     """
     steps = recorded_steps(run)
     if not steps:
-        raise UserError(
+        raise RunError(
             f"{run.logs / 'rollouts'} holds no trajectories: they are written with rollout.save_trajectories=true (the "
             "default) once a step ends"
         )
