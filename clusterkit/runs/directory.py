@@ -170,6 +170,11 @@ class RunDirectory:
             return ""
 
     @property
+    def ended_command(self) -> str:
+        """Return the command of the newest attempt, where it has left the mark of its end; else nothing."""
+        return str(self._exit((self.attempt_numbers() or [0])[-1]).get("command") or "")
+
+    @property
     def is_refused(self) -> bool:
         """Whether the newest attempt ended because of its settings or files: unchanged, the next one ends so, too."""
         return self.exit_code((self.attempt_numbers() or [0])[-1]) == UserError.exit_code and not self.restart_waits

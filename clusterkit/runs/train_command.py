@@ -37,7 +37,8 @@ def recorded_command(history: History, run: RunDirectory, cluster: str | None = 
         A line for a shell; empty where none was recorded, or a password in it was not.
     """
     newest = [history.finish or {}, history.start or {}, *history.attempts[-1:]]
-    command = next((record["command"] for record in newest if record.get("command")), None)
+    recorded = (record["command"] for record in newest if record.get("command"))
+    command = run.ended_command or next(recorded, None)
     if not isinstance(command, str) or _HIDDEN in command:
         return ""
     try:

@@ -285,6 +285,8 @@ def test_a_killed_trainer_is_told_with_signal_checkpoint_and_the_way_on(tmp_path
     assert (code, outcome["status"]) == (1, "killed")
     for part in ("signal 9, SIGKILL", "after step 2", "a library's warning", "To go on: clusterkit train"):
         assert part in message
+    (mark,) = tmp_path.rglob("attempt_1/exit.json")
+    assert json.loads(mark.read_text())["command"].startswith("clusterkit ")
 
 
 def test_the_trainer_outlives_the_operator_and_its_run_stays_taken(tmp_path: Path) -> None:

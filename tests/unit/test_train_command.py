@@ -149,3 +149,15 @@ def test_a_command_that_would_fail_again_is_not_printed_as_it_was(machine: Path)
 
     assert CliRunner().invoke(app, ["diagnose", "--apply"]).exit_code == 0
     assert f"go on        {again}" in status()
+
+
+def test_a_trainer_that_was_killed_during_its_imports_has_a_command_that_goes_on(machine: Path) -> None:
+    writer = RunWriter(machine, trial="run1").config()
+    writer.run.exit_mark(1).parent.mkdir(parents=True)
+    writer.run.exit_mark(1).write_text('{"code": -9, "command": "clusterkit train --preset tiny seed=5"}')
+    assert "next         clusterkit train --preset tiny seed=5 trial_name=run1" in status()
+
+    writer = started(machine, "clusterkit train --preset tiny seed=5", trial="run2")
+    writer.run.exit_mark(3).parent.mkdir()
+    writer.run.exit_mark(3).write_text('{"code": -9, "command": "clusterkit train --preset tiny eval.num_tasks=9"}')
+    assert recorded(writer) == "clusterkit train --preset tiny eval.num_tasks=9 trial_name=run2"

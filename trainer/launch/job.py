@@ -103,7 +103,7 @@ class Job:
                     sys.stdout.buffer.flush()
             code = self._process.wait()
         end = ended(self._logs / "metrics.jsonl", number, code, before)
-        self._ended = {folder / "exit.json": end_mark(end, began)}
+        self._ended = {folder / "exit.json": end_mark(end, began, os.environ.get("CLUSTERKIT_COMMAND", ""))}
         return end
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
@@ -112,9 +112,14 @@ class Job:
             self._process.send_signal(number)
 
 
-def end_mark(end: Ended, began: float) -> dict[str, Any]:
-    """What exit.json says of an attempt that has ended now, but for its restart. began: Unix seconds."""
-    facts = {"code": end.code, "message": end.message, "global_step": end.step}
+def end_mark(end: Ended, began: float, command: str) -> dict[str, Any]:
+    """What exit.json says of an attempt that has ended now, but for its restart.
+
+    Args:
+        began: Unix seconds.
+        command: what was typed; a trainer that was killed during its imports has recorded none.
+    """
+    facts = {"code": end.code, "message": end.message, "global_step": end.step, "command": command}
     return {**facts, "began": began, "ended": time.time()}
 
 

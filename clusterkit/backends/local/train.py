@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterkit.backends.base import RunOutcome
 from clusterkit.backends.local.launch import Ending, new_attempt, run_trainer, wait_or_signal, write_config
+from clusterkit.common.origin import origin_environment
 from clusterkit.runs.diagnose.view import explain_failure
 from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock, lock_holder
 from clusterkit.runs.final_evaluation import read_summary
@@ -103,7 +104,7 @@ def follow(
         verdict = judge(ends, restarts.most, restarts.first_wait)
         taken_before = ends[-1].code == REFUSED and len(ends) > 1
         wait = verdict.wait if restarts.most and (ends[-1].crash or taken_before) else None
-        mark = end_mark(ends[-1], began)
+        mark = end_mark(ends[-1], began, origin_environment()["CLUSTERKIT_COMMAND"])
         _record_end(run, attempt, mark, wait)
         if wait is None:
             break
