@@ -83,6 +83,21 @@ def test_a_worker_that_has_compared_many_answers_is_replaced(
     assert 3 <= len(set(pids)) <= 4
 
 
+def test_a_worker_that_could_not_be_started_is_started_for_the_next_answer(
+    pool: GradingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pool.submit(["1"], "1.0").result(timeout=120).right
+    pool._all[0].kill()
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.grading.pool.sys.executable", "/nowhere/python")
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError):
+                pool.submit(["1"], "1.0").result(timeout=120)
+
+    assert pool.submit(["1"], "1.0").result(timeout=120).right
+    assert len(pool._all) == 1
+
+
 @pytest.mark.parametrize(("reason", "counted"), [("gave up: comparing takes more than 5 s", True), ("other", False)])
 def test_answers_that_could_not_be_compared_are_counted(reason: str, counted: bool) -> None:
     class Deciding(GradingPool):

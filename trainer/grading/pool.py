@@ -49,7 +49,7 @@ class GradingPool:
         """End the workers; what was not begun yet is given up."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._all:
+        for worker in tuple(self._all):  # threads may be replacing theirs
             worker.kill()
         self._threads.shutdown(wait=True)
 
@@ -74,6 +74,7 @@ class GradingPool:
         if worker is not None:
             worker.kill()
             self._all.remove(worker)
+            self._local.worker = None  # the next one may not start
         worker = _Worker(self.deadline)
         self._local.worker = worker
         self._all.append(worker)
