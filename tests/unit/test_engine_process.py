@@ -148,6 +148,21 @@ def test_a_log_that_has_grown_too_long_begins_anew(tmp_path: Path, monkeypatch: 
     assert "ValueError: the end" in process.how_it_ended()
 
 
+def test_a_log_begins_anew_where_there_is_no_room_for_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.engines.process.MOST_LOG_BYTES", 4000)
+    monkeypatch.setattr("trainer.engines.process.LOG_LOOK_SECONDS", 0.02)
+    old, log = tmp_path / "logs" / "s0.log.old", tmp_path / "logs" / "s0.log"
+    log.parent.mkdir()
+    old.symlink_to("/dev/full")
+    process = ServerProcess(python(tmp_path, "import time; print('x' * 5000, flush=True); time.sleep(600)")).start()
+    try:
+        until(lambda: not old.is_symlink() and not log.stat().st_size)
+    finally:
+        asyncio.run(process.stop())
+
+    assert not old.exists()
+
+
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     process = ServerProcess(ServerCommand("s0", ("/nowhere/python",), tmp_path / "s0.log")).start()
     with pytest.raises(ServerStartError, match="cannot start /nowhere/python: No such file"):

@@ -178,13 +178,18 @@ class ServerProcess:
     def _bound_log(self) -> None:
         """Begin the log anew where it has grown too long; what it held is in NAME.log.old, in place of what was there.
 
-        The server appends to the same file all the time: a line between the two calls is lost.
+        The server appends to the same file all the time: a line between the two calls is lost. Where the disk has no
+        room for a copy, all of it is.
         """
         log = self.command.log
         while not self._ended.wait(LOG_LOOK_SECONDS):
             with contextlib.suppress(OSError):
                 if log.stat().st_size > MOST_LOG_BYTES:
-                    shutil.copyfile(log, log.with_name(f"{log.name}.old"))
+                    old = log.with_name(f"{log.name}.old")
+                    try:
+                        shutil.copyfile(log, old)
+                    except OSError:  # the disk is full: half a copy would keep it so
+                        old.unlink(missing_ok=True)
                     os.truncate(log, 0)
                     self._log_start = 0
 
