@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from importlib import import_module
+from types import FrameType
 from typing import Any, NamedTuple
 
 import typer
@@ -160,7 +161,12 @@ def _end_in_order() -> None:
     """Have a kill, or a terminal that is closed, end a command as Ctrl-C does: what it has in TMPDIR goes with it."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores the hang-up
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes sends two: the second would end the cleanup
+    signal.default_int_handler(number, frame)
 
 
 def main() -> None:

@@ -258,3 +258,22 @@ def test_an_error_is_spelled_in_one_way(capsys: pytest.CaptureFixture[str]) -> N
     output.error("y")
 
     assert capsys.readouterr().err == "error: x\nerror: y\n"
+
+
+def test_a_terminal_that_closes_and_says_so_twice_leaves_the_cleanup_alone() -> None:
+    code = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "from clusterkit.cli import main\n"
+        "def app(**_):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGHUP)\n"
+        "        signal.pause()\n"
+        "    finally:\n"
+        "        os.kill(os.getpid(), signal.SIGHUP)\n"
+        "        print('cleaned up', flush=True)\n"
+        "main.app = app\n"
+        "main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("cleaned up\n", -signal.SIGINT)
