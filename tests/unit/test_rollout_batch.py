@@ -380,9 +380,11 @@ def test_records_take_what_json_does_not_know(tmp_path: Path) -> None:
     def leave(trajectory: Trajectory) -> None:
         trajectory.metrics = {"mine": np.float32(0.5)}
         trajectory.details = {"scores": np.arange(2), "one": torch.tensor(1.5), "path": tmp_path}
+        trajectory.details |= {"by": [{np.int64(3): 1, (1, 2): 2}], "torn": "a\ud800b"}
 
     write_rollouts(tmp_path / "rollouts" / "step_1.jsonl.zst", rewarded(leave), [0.0, 0.0], PARTS.tokenizer)
 
     (group,) = read_groups(tmp_path / "rollouts" / "step_1.jsonl.zst").values()
-    assert [one["details"] for one in group] == [{"scores": [0, 1], "one": 1.5, "path": str(tmp_path)}] * 2
+    plain = {"scores": [0, 1], "one": 1.5, "path": str(tmp_path)}
+    assert [one["details"] for one in group] == [{**plain, "by": [{"3": 1, "(1, 2)": 2}], "torn": "a?b"}] * 2
     assert [one["metrics"] for one in group] == [{"mine": 0.5}] * 2

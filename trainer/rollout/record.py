@@ -45,9 +45,13 @@ def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
     """Replace a compressed file by one with these records, one a line."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    with zstandard.open(temporary, "wb") as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
+    with zstandard.open(temporary, "wb") as raw, io.TextIOWrapper(raw, "utf-8", "replace") as file:
         for record in records:
-            file.write(json.dumps(record, ensure_ascii=False, default=_plain) + "\n")
+            try:
+                line = json.dumps(record, ensure_ascii=False, default=_plain)
+            except TypeError:
+                line = json.dumps(_text_keys(record), ensure_ascii=False, default=_plain)
+            file.write(line + "\n")
     sync(temporary)  # what counts the files of a run that only rolls out is durable, too
     temporary.replace(path)
 
@@ -58,6 +62,13 @@ def _plain(value: Any) -> Any:
     A record is not worth the step that it is of.
     """
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _text_keys(value: Any) -> Any:
+    """The same with texts as names: JSON knows no numpy numbers or tuples there."""
+    if isinstance(value, dict):
+        return {str(key): _text_keys(one) for key, one in value.items()}
+    return [_text_keys(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def trajectory_record(task: Task, sample: int, trajectory: Trajectory, tokenizer: Any) -> dict[str, Any]:
