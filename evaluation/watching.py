@@ -58,11 +58,11 @@ def watch(
     Raises:
         InterruptedRunError: `stop` said so.
     """
-    done: dict[Path, tuple[int, int]] = {}
+    done: dict[Path, int] = {}
     failed: dict[Path, str] = {}
     while True:
         is_last = complete()  # looked at first: its last checkpoint is there then
-        found = {path: stamp for path in checkpoints_in(folder) if (stamp := _stamp(path))}
+        found = {path: stamp for path in checkpoints_in(folder) if (stamp := _stamp(path)) is not None}
         fresh = [path for path, stamp in found.items() if done.get(path) != stamp]
         for checkpoint in fresh:
             done[checkpoint] = found[checkpoint]
@@ -84,13 +84,15 @@ def watch(
             time.sleep(POLL_SECONDS)
 
 
-def _stamp(checkpoint: Path) -> tuple[int, int] | None:
-    """What tells a checkpoint from another one of its name; None while it is replaced."""
+def _stamp(checkpoint: Path) -> int | None:
+    """What tells a checkpoint from another one of its name; None while it is replaced.
+
+    That is a time alone: over sshfs or a bucket's mount a file's inode number changes while the file does not.
+    """
     try:
-        found = (checkpoint / "config.json").stat()
+        return (checkpoint / "config.json").stat().st_mtime_ns
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def is_complete(run_logs: str) -> bool:

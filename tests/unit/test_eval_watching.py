@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from itertools import count
 from pathlib import Path
 
 from evaluation.watching import watch
+
+TIMES = count(10**18)
 
 
 def write(folder: Path, step: int) -> Path:
@@ -14,6 +18,7 @@ def write(folder: Path, step: int) -> Path:
     new = path.with_suffix(".tmp")
     new.mkdir(parents=True)
     (new / "config.json").write_text("{}")
+    os.utime(new / "config.json", ns=(0, next(TIMES)))  # a clock of files may stand still for milliseconds
     shutil.rmtree(path, ignore_errors=True)
     return new.rename(path)
 
@@ -28,7 +33,20 @@ def test_a_checkpoint_that_was_replaced_is_scored_again(tmp_path: Path) -> None:
             write(tmp_path, 6)
         return next(codes)
 
-    count, failed = watch(tmp_path, score, lambda: False, lambda **_: None, lambda: True)
+    number, failed = watch(tmp_path, score, lambda: False, lambda **_: None, lambda: True)
 
     assert scored == [first.name, first.name, "epoch1epochstep6globalstep6"]
-    assert (count, failed) == (2, [])
+    assert (number, failed) == (2, [])
+
+
+def test_a_checkpoint_whose_inode_numbers_change_is_scored_once(tmp_path: Path) -> None:
+    config, scored = write(tmp_path, 5) / "config.json", list[Path]()
+
+    def score(checkpoint: Path) -> int:
+        scored.append(checkpoint)
+        assert len(scored) == 1
+        shutil.copy2(config, tmp_path / "same")
+        (tmp_path / "same").replace(config)
+        return 0
+
+    assert watch(tmp_path, score, lambda: False, lambda **_: None, lambda: True) == (1, [])
