@@ -175,8 +175,17 @@ class WatchOutputParser(EvalOutputParser):
     def __init__(self, say: Say) -> None:
         super().__init__(say)
         self.scored: deque[str] = deque()
-        self.failed: list[str] = []
-        self.count = 0
+        self._codes: dict[str, int] = {}  # by checkpoint: one that is replaced is scored again
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the checkpoints that have no scores."""
+        return [Path(checkpoint).name for checkpoint, code in self._codes.items() if code]
+
+    @property
+    def count(self) -> int:
+        """How many checkpoints were scored, or could not be."""
+        return len(self._codes)
 
     def take(self, line: str) -> None:
         """Take a line; what one evaluation says of its error is one of many."""
@@ -196,9 +205,8 @@ class WatchOutputParser(EvalOutputParser):
         elif event["watch"] == "lost":
             self.say(f"the evaluation was lost: {event['reason']}")
         elif event["watch"] != "ended":
-            self.count += 1
+            self._codes[event["checkpoint"]] = event["code"]
             if event["watch"] == "failed":
-                self.failed.append(name)
                 self.say(f"{name} could not be scored (code {event['code']})")
             if self.answer is not None:  # an incomplete one has results, too
                 self.scored.append(PurePosixPath(self.answer["results"]).name)

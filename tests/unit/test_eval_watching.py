@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from itertools import count
 from pathlib import Path
 
+from clusterkit.evaluate.process import WatchOutputParser
 from evaluation.watching import watch
 
 TIMES = count(10**18)
@@ -50,3 +52,14 @@ def test_a_checkpoint_whose_inode_numbers_change_is_scored_once(tmp_path: Path) 
         return 0
 
     assert watch(tmp_path, score, lambda: False, lambda **_: None, lambda: True) == (1, [])
+
+
+def test_a_checkpoint_that_failed_and_was_then_scored_counts_once_and_as_scored() -> None:
+    parser, said = WatchOutputParser((lines := list[str]()).append), "/runs/a/epoch1epochstep5globalstep5"
+    for code in (1, 0):
+        parser.take(json.dumps({"watch": "scoring", "checkpoint": said}))
+        parser.take(json.dumps({"watch": "failed" if code else "scored", "checkpoint": said, "code": code}))
+        assert parser.failed == (["epoch1epochstep5globalstep5"] if code else [])
+
+    assert parser.count == 1
+    assert lines[1] == "epoch1epochstep5globalstep5 could not be scored (code 1)"
