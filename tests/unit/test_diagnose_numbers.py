@@ -355,6 +355,14 @@ def test_a_log_of_another_time_zone_is_read_from_its_last_attempt_on(tmp_path: P
     assert "disk-full" not in found
 
 
+def test_a_step_at_no_time_in_a_log_is_no_crash(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path), 3, _learning).finish("failed", 3)
+    (writer.run.logs / "main.log").write_text("20261399-10:00:00.000 master worker (global step 3) finishes\n")
+    writer.attempt(resume_step=3)
+
+    assert _findings(_steps(writer, 1, _learning).finish("interrupted", 4)) == {}
+
+
 def test_a_run_directory_without_anything_is_no_crash(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)
     assert diagnose_run(writer.run, observe(writer.run, time.time())).findings == ()

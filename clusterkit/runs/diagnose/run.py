@@ -246,7 +246,7 @@ def _stamp(log: Path, moment: float, history: History) -> str:
     It is told by a step that both the log and the records have; without one this machine's zone is taken.
     """
     recorded = {step.get("global_step"): number(step, "time") for step in history.steps}
-    with suppress(OSError), log.open("rb") as file:
+    with suppress(OSError, ValueError), log.open("rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - ZONE_BYTES, 0))
         for stamp, step in reversed(_STEP_LINE.findall(file.read())):
             if (written := recorded.get(int(step))) is not None:
