@@ -62,7 +62,16 @@ def prepare(
         help="reading: parts of the examples: questions made by rule, real ones, the answer from a whole memory alone.",
     ),
     trace_documents: str = typer.Option(
-        "2,4,8", "--trace-documents", help="reading: documents of an example, in turn."
+        "2,4,8", "--trace-documents", help="reading: documents of an example, in turn; also more, as 2,4,8,16."
+    ),
+    trace_distractors: float = typer.Option(
+        0.0,
+        "--trace-distractors",
+        metavar="SHARE",
+        min=0.0,
+        max=1.0,
+        help="reading: of the examples those whose memories also keep sentences that mislead, until better ones are "
+        "read.",
     ),
     traced_share: float = typer.Option(
         1.0,
@@ -84,7 +93,7 @@ def prepare(
     The same inputs and settings give the same bytes. An interrupted build goes on where it was.
     """
     shape = (questions, documents, chunk_words)
-    reading = (per_document, traces, trace_mix, trace_documents, traced_share)
+    reading = (per_document, traces, trace_mix, trace_documents, traced_share, trace_distractors)
     sources_of = {name: context.get_parameter_source(name) for name in context.params}
     typed = [name for name, source in sources_of.items() if source is not None and source.name == "COMMANDLINE"]
     actions.data.prepare(

@@ -368,6 +368,7 @@ def test_what_is_called_parquet_and_is_none(tmp_path: Path, content: bytes) -> N
     ("kind", "words", "message"),
     [
         ("math", "--traced-share 0.5", "--traced-share is for reading, and changes nothing of math: leave it out"),
+        ("math", "--trace-distractors 0.5", "--trace-distractors is for reading, and changes nothing of math"),
         ("memagent", "--seed 1", "--seed is for memalpha, math, reading, and changes nothing of memagent"),
         ("memagent", "--test-share 0.1", "--test-share is for memalpha, math, reading, and"),
         ("reading", "--max-per-source 5", "--max-per-source is for memagent, memalpha, math, and"),

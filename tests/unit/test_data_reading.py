@@ -17,6 +17,7 @@ from clusterkit.capacity.runnable import require_inputs
 from clusterkit.cli.main import app
 from clusterkit.config.resolve import resolve
 from clusterkit.data.datasets.build import build
+from clusterkit.data.datasets.distractors import content_words, distractors_of
 from clusterkit.data.datasets.passages import read_passages
 from clusterkit.data.datasets.prepare import make_plan
 from clusterkit.data.datasets.reading import ReadingShape, mix_text, parse_mix, parse_sizes
@@ -25,8 +26,9 @@ from evaluation.suites.hqa import build_items
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
 from trainer.evaluate import check_lengths
+from trainer.tasks.evidence import has_words, sentences
 from trainer.tasks.hotpotqa import HotpotQA
-from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, document_key
+from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, Document, Question, document_key
 
 SPLITS = ("train", "dev", "test")
 SMALL = ReadingShape(per_document=2, traces=60, sizes=(2, 3))
@@ -223,6 +225,86 @@ def test_real_questions_can_be_kept_out_of_the_traces_and_are_marked(prepared: P
         assert same[0] == same[1]
 
 
+def test_distractors_are_added_to_a_share_of_the_traces_and_change_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "world.json").write_text(json.dumps(world()))
+
+    def traces(share: float) -> list[dict[str, Any]]:
+        shape = replace(SMALL, traces=200, sizes=(2, 4, 16), distractors=share)
+        plan = make_plan("reading", [tmp_path / "world.json"], Shape(), 0.2, 0, 1, shape)
+        assert plan.settings.get("trace_distractors") == (share or None), "a folder without them stays up to date"
+        return [plan.outputs[-1].make(number) for number in range(200)]
+
+    none, some, all_ = traces(0.0), traces(0.5), traces(1.0)
+    for with_them in (some, all_):
+        without = [{name: value for name, value in row.items() if name != "distractors"} for row in with_them]
+        assert json.dumps(without) == json.dumps(none)
+    have = [{number for number, row in enumerate(rows) if "distractors" in row} for rows in (none, some, all_)]
+    assert not have[0]
+    assert have[1] < have[2]
+    assert 0.3 < len(have[1]) / len(have[2]) < 0.7
+    assert some == traces(0.5)
+    assert all(some[number] == all_[number] for number in have[1])
+
+
+def test_a_distractor_is_the_sentence_of_another_document_that_shares_most_words_with_the_question(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "world.json").write_text(json.dumps(world()))
+    command = ["data", "prepare", "reading", "--from", str(tmp_path / "world.json"), "--out", str(tmp_path / "out")]
+    options = ["--traces", "300", "--trace-documents", "4,16", "--trace-distractors", "1", "--test-share", "0.2"]
+    done = CliRunner().invoke(app, [*command, *options])
+    assert done.exit_code == 0, done.output
+    seen = 0
+    for row in rows(tmp_path / "out" / "traces.jsonl"):
+        answer, asked = row["answer"][len("\\boxed{") : -1].lower(), content_words(row["problem"])
+        documents = dict(part.split("\n")[1:] for part in row.get("context", "").split("\n\n") if part)
+        places = {title: place for place, title in enumerate(documents)}
+        ranks = []
+        for title, sentence in row.get("distractors", []):
+            weights = {
+                one: len(asked & content_words(f"{title} {one}"))
+                for one in sentences(documents[title])
+                if not has_words(f"{title} {one}".lower(), answer)
+            }
+            assert title not in dict(row["evidence"])
+            assert weights[sentence] == max(weights.values()) >= 2
+            ranks.append((-weights[sentence], places[title]))
+        assert ranks == sorted(ranks)
+        seen += len(ranks)
+    assert seen > 100
+
+
+def test_stop_words_titles_and_answers_decide_what_misleads() -> None:
+    def document(title: str, text: str) -> Document:
+        return Document(title, title, text, text)
+
+    gold = document("Ann Ash", "Ann Ash sang for The Elms in 1990.")
+    others = [
+        document("The Band", "It is where it was, and that is for the band."),
+        document("Ann Peel", "She paints. She sang. She sang."),
+        document("Bob Ash", "Bob Ash sang for The Elms."),
+        document("Ann Ash's sister", "She heard the band. Her band sang."),
+    ]
+    question = Question("q", "Where is Ann Ash\u2019s band, that sang?", ("the Elms!",), (gold,), (gold, *others), "")
+
+    assert content_words(question.question) == {"ann", "ash", "band", "sang"}
+    # The first has one such word, the third holds the answer as rewards compare it, and the last shares all four.
+    assert distractors_of(question, [*others, gold]) == [
+        ("Ann Ash's sister", "Her band sang."),
+        ("Ann Peel", "She sang."),
+    ]
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.1", "x"])
+def test_a_share_of_distractors_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
+    words = ["data", "prepare", "reading", "--from", str(tmp_path), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*words, "--trace-distractors", share])
+
+    assert done.exit_code == 2
+    assert "--trace-distractors" in done.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_same_inputs_and_seed_make_the_same_bytes_another_seed_others(tmp_path: Path, own_texts: Path) -> None:
     first, again = (prepare(tmp_path / name, own_texts)["files"] for name in "ab")
     other = prepare(tmp_path / "c", own_texts, seed=2)["files"]
@@ -402,7 +484,7 @@ def test_a_mix_that_is_none_is_refused(text: str) -> None:
 
 
 def test_numbers_of_documents_are_at_least_two() -> None:
-    assert parse_sizes("2, 8") == (2, 8)
+    assert parse_sizes("2, 8, 16") == (2, 8, 16)
     with pytest.raises(UserError, match="--trace-documents"):
         parse_sizes("1,2")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 from builders import ScriptedEngine, byte_tokenizer
 
 from clusterkit.config.resolve import resolve
+from clusterkit.data.datasets.distractors import distractors_of
 from trainer.agents.base import RolloutOptions
 from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
-from trainer.sft.encoding import Encoder, oracle_memories
+from trainer.sft.encoding import MOST_SENTENCES, Encoder, oracle_memories
 from trainer.tasks.examples import Example, load_examples
+from trainer.tasks.hotpotqa_data import Document, Question, render
 from trainer.train.model import load_tokenizer
 from trainer.types import Task
 from trainer.warmup.tiny import untrained_model
@@ -35,15 +38,38 @@ LINE = {
 }
 
 
+DOCUMENTS = [
+    Document(title, title, text.ljust(78 - len(f"Document 1:\n{title}\n")), text)
+    for title, text in (
+        ("Bob Ash", "Bob Ash sang in a choir."),
+        ("Ann Peel", "She paints. Ann Peel sang for a band."),
+        ("Ann Ash", "Ann Ash sang for The Elms. She was a painter."),
+        ("The Oaks", "The band sang about Ann and Bob Ash."),
+        ("The Elms", "The Elms came from Hull."),
+    )
+]
+"""Each is a section of 80 bytes, with the empty line behind it."""
+GOLD = (DOCUMENTS[2], DOCUMENTS[4])
+MISLEADING = Question("q", "Where is the band that Ann Ash sang for from?", ("Hull",), GOLD, (), "")
+MISLED = {
+    "problem": MISLEADING.question,
+    "context": render(DOCUMENTS),
+    "evidence": [("Ann Ash", "Ann Ash sang for The Elms."), ("The Elms", "The Elms came from Hull.")],
+    "distractors": distractors_of(MISLEADING, DOCUMENTS),
+    "answer": "\\boxed{Hull}",
+}
+
+
 def write(path: Path, *rows: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def example(tmp_path: Path, **changes: Any) -> Example:
-    rows = [{**LINE, **changes}, {**LINE, "problem": "other"}]
-    found = load_examples(SftConfig(path=str(write(tmp_path / "traces.jsonl", *rows)), eval_fraction=0.0))
-    return next(one for one in (*found.train, *found.heldout) if one.trace and one.trace.problem == LINE["problem"])
+    line = {**LINE, **changes}
+    file = write(tmp_path / "traces.jsonl", line, {**LINE, "problem": "other"})
+    found = load_examples(SftConfig(path=str(file), eval_fraction=0.0))
+    return next(one for one in (*found.train, *found.heldout) if one.trace and one.trace.problem == line["problem"])
 
 
 def config(**agent: Any) -> RunConfig:
@@ -115,6 +141,89 @@ def test_a_memory_that_the_agent_could_not_write_is_left_out_and_counted(tmp_pat
     assert all(len(row.response_ids) <= 40 for row in rows)
 
 
+def test_a_memory_keeps_what_misleads_until_better_sentences_are_read(tmp_path: Path) -> None:
+    rows = Encoder(config(chunk_tokens=80, max_memory_tokens=160), TOKENIZER).rows(example(tmp_path, **MISLED), 0)
+    *memories, answer = texts(rows)
+    parts = [f"section {n}: {d.title}\n{memory}" for n, d, memory in zip(range(1, 6), DOCUMENTS, memories, strict=True)]
+    told = [part.replace("\n", "\n    ") for part in (*parts, f"answer\n{answer}")]
+
+    assert (
+        "\n".join(told)
+        == """\
+section 1: Bob Ash
+    Bob Ash: Bob Ash sang in a choir.
+section 2: Ann Peel
+    Bob Ash: Bob Ash sang in a choir.
+    Ann Peel: Ann Peel sang for a band.
+section 3: Ann Ash
+    Bob Ash: Bob Ash sang in a choir.
+    Ann Peel: Ann Peel sang for a band.
+    Ann Ash: Ann Ash sang for The Elms.
+section 4: The Oaks
+    Ann Peel: Ann Peel sang for a band.
+    Ann Ash: Ann Ash sang for The Elms.
+    The Oaks: The band sang about Ann and Bob Ash.
+section 5: The Elms
+    Ann Ash: Ann Ash sang for The Elms.
+    The Oaks: The band sang about Ann and Bob Ash.
+    The Elms: The Elms came from Hull.
+answer
+    \\boxed{Hull}"""
+    )
+    for row, before, document in zip(rows[1:], memories, [*DOCUMENTS[1:], None], strict=True):
+        prompt = TOKENIZER.decode(row.prompt_ids)
+        assert before in prompt
+        assert document is None or document.text in prompt
+
+
+def test_distractors_leave_a_memory_that_would_be_too_long_the_last_of_the_list_first(tmp_path: Path) -> None:
+    def read(limit: int) -> tuple[Encoder, list[str]]:
+        encoder = Encoder(config(chunk_tokens=80, max_memory_tokens=limit), TOKENIZER)
+        return encoder, texts(encoder.rows(example(tmp_path, **MISLED), 0))
+
+    kept = (MISLED["evidence"][0], *MISLED["distractors"][:2])
+    ash, oaks, peel = (f"{title}: {sentence}" for title, sentence in kept)
+    encoder, memories = read(len(f"{ash}\n{oaks}") + 1)
+    assert memories[2:4] == [f"{peel}\n{ash}", f"{ash}\n{oaks}"], "Bob Ash, then Ann Peel are dropped"
+    assert encoder.long_memories == 0
+    encoder, memories = read(len(ash) + 1)
+    assert memories[2:] == [ash, ash, "\\boxed{Hull}"], "both sentences of gold do not fit, and are no row"
+    assert encoder.long_memories == 1
+
+
+def test_a_memory_keeps_all_gold_and_the_best_of_the_rest_wherever_sections_end() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        # Sentences of one letter each, so that any part of one tells which it is.
+        pairs = [(f"Title{n}", chr(ord("A") + n) * rng.randint(3, 40) + ".") for n in range(rng.randint(3, 10))]
+        text = "\n\n".join(f"{title}\n{sentence}" for title, sentence in pairs)
+        gold = pairs[: rng.randint(1, 4)]
+        ranked = [pair for pair in pairs if pair not in gold]
+        rng.shuffle(pairs)
+        rng.shuffle(ranked)
+        ends = [*sorted(rng.sample(range(1, len(text)), rng.randint(1, 9))), len(text)]
+        limit = rng.choice([60, 120, 1000])
+        memories = oracle_memories(text, ends, gold, ranked, lambda memory, limit=limit: len(memory) < limit)
+        known: list[str] = []
+        for begin, end, memory in zip([0, *ends], ends, memories, strict=False):
+            begun = {letter for _, (letter, *_) in pairs if letter in text[:end]}
+            lines = [] if memory == "none so far" else memory.split("\n")
+            kept = [line.rstrip(".")[-1] for line in lines]
+            golden = [letter for _, (letter, *_) in gold if letter in begun]
+            order = [letter for _, (letter, *_) in ranked if letter in begun]
+            others = [letter for letter in kept if letter not in golden]
+
+            assert set(golden) <= set(kept)
+            assert len(kept) <= max(MOST_SENTENCES, len(golden))
+            assert sorted(kept, key=text.index) == kept
+            assert set(others) == set(order[: len(others)]), "the best of those that were read"
+            assert len(memory) < limit or not others
+            assert all(letter in known or text.index(letter) >= begin for letter in kept), "nothing comes back"
+            if limit == 1000:
+                assert len(kept) == max(len(golden), min(MOST_SENTENCES, len(begun)))
+            known = kept
+
+
 def test_a_trace_whose_question_the_agent_cannot_take_is_left_out_and_told(tmp_path: Path) -> None:
     encoder = Encoder(config(max_question_tokens=3), TOKENIZER)
 
@@ -140,6 +249,12 @@ def test_evidence_that_is_none_is_named(tmp_path: Path, evidence: Any) -> None:
         load_examples(SftConfig(path=str(write(tmp_path / "t.jsonl", {**LINE, "evidence": evidence}))))
 
 
+def test_distractors_that_are_none_are_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "t.jsonl", {**LINE, "distractors": [["Elm", "Elm is a tree.", 3]]})
+    with pytest.raises(UserError, match=r"t\.jsonl, line 1: .*'distractors'.*\[title, sentence\]"):
+        load_examples(SftConfig(path=str(file)))
+
+
 def test_another_agent_cannot_learn_from_traces(tmp_path: Path) -> None:
     settings = RunConfig.model_validate(
         {"agent": {"name": "single_turn"}, "task": {"name": "sft", "path": "x"}, "trainer": {"type": "sft"}}
@@ -149,8 +264,9 @@ def test_another_agent_cannot_learn_from_traces(tmp_path: Path) -> None:
 
 
 def test_a_model_built_from_nothing_knows_every_word_of_a_trace(tmp_path: Path) -> None:
-    file = write(tmp_path / "t.jsonl", LINE, {**LINE, "problem": "other"})
-    limits = ["agent.chunk_tokens=8", "agent.max_memory_tokens=16", "agent.max_question_tokens=8"]
+    elm = {"context": f"{CONTEXT}\n\nDocument 3:\nElm\nElm is a tree.", "distractors": [("Elm", "Elm is a tree.")]}
+    file = write(tmp_path / "t.jsonl", {**LINE, **elm}, {**LINE, **elm, "problem": "other"})
+    limits = ["agent.chunk_tokens=8", "agent.max_memory_tokens=24", "agent.max_question_tokens=8"]
     size = ["model.tiny.hidden_size=32", "model.tiny.intermediate_size=64"]
     files = [f"task.path={file}", f"cache_dir={tmp_path}"]
     settings = resolve("tiny", None, ["trainer.type=sft", "task.name=sft", *files, *size, *limits]).config
@@ -159,7 +275,7 @@ def test_a_model_built_from_nothing_knows_every_word_of_a_trace(tmp_path: Path) 
     found = load_examples(settings.examples)
     rows = [row for one in (*found.train, *found.heldout) for row in encoder.rows(one, 0)]
 
-    assert len(rows) == 8
+    assert len(rows) == 10
     assert not any(tokenizer.unk_token_id in row.prompt_ids + row.response_ids for row in rows)
-    memory = tokenizer.decode(rows[2].response_ids[:-1])
-    assert memory.split() == "Oak: Oak lies on the Ouse. Rose: Rose was born in Oak.".split()
+    memory = tokenizer.decode(rows[3].response_ids[:-1])
+    assert memory.split() == "Oak: Oak lies on the Ouse. Rose: Rose was born in Oak. Elm: Elm is a tree.".split()

@@ -5,7 +5,7 @@ A trace has a row for every turn that the memory agent would take: its own promp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.agents.memagent import MemAgent
@@ -17,6 +17,10 @@ from trainer.tasks.examples import ASSISTANT, NOTHING, Example, Trace
 from trainer.types import Row, Task
 
 Message = tuple[str, str]
+Place = tuple[int, int, str]
+"""Where a sentence stands in a text: start, end, and the title that it stands below."""
+MOST_SENTENCES = 3
+"""Of a memory that has distractors."""
 
 
 class Encoder:
@@ -69,7 +73,7 @@ class Encoder:
         for section, text in zip(prepared.chunks, self._memories(trace, prepared.chunks), strict=True):
             prompt = agent.prompts.update.fill({"problem": prepared.question, "memory": memory, "section": section})
             memory = encode(self.tokenizer, text)
-            if len(memory) < agent.config.max_memory_tokens:
+            if self._fits(memory):
                 rows.append(self._answered(prompt, memory, number))
             else:
                 self.long_memories += 1
@@ -85,10 +89,19 @@ class Encoder:
         for section in sections:
             read += section
             ends.append(len(self._text(read)))
-        evidence = [
-            (self._text(encode(self.tokenizer, a)), self._text(encode(self.tokenizer, b))) for a, b in trace.evidence
-        ]
-        return oracle_memories(self._text(read), ends, evidence)
+        evidence, distractors = (
+            [(self._text(encode(self.tokenizer, a)), self._text(encode(self.tokenizer, b))) for a, b in pairs]
+            for pairs in (trace.evidence, trace.distractors)
+        )
+
+        def fits(memory: str) -> bool:
+            return self._fits(encode(self.tokenizer, memory))
+
+        return oracle_memories(self._text(read), ends, evidence, distractors, fits)
+
+    def _fits(self, memory: list[int]) -> bool:
+        """Whether the agent could write it, and its end token."""
+        return len(memory) < self._agent.config.max_memory_tokens
 
     def _text(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
@@ -138,30 +151,50 @@ class Encoder:
         return before[0][1]
 
 
-def oracle_memories(text: str, ends: Sequence[int], evidence: Sequence[tuple[str, str]]) -> list[str]:
+def oracle_memories(
+    text: str,
+    ends: Sequence[int],
+    evidence: Sequence[tuple[str, str]],
+    distractors: Sequence[tuple[str, str]] = (),
+    fits: Callable[[str], bool] = lambda _: True,
+) -> list[str]:
     """Memories that an agent should have written, one after each section.
 
     Each holds, for every piece of evidence, what of its sentence stands in the sections until then, verbatim and behind
     its title; `NOTHING` where there is none yet. So all that it says was in the section or the memory before.
+    Distractors that were begun fill it up to `MOST_SENTENCES`, in the order in which all stand in the text.
 
     Args:
         ends: where each section ends in it, in characters.
         evidence: (title, sentence) in any order; those that are not in the text are never known.
+        distractors: (title, sentence), those to be kept longest first.
+        fits: whether a memory is short enough; distractors are left out until it is.
     """
-    places = sorted(place for title, sentence in evidence if (place := _place(text, title, sentence)))
+    gold, misleading = (
+        [place for title, sentence in pairs if (place := _place(text, title, sentence))]
+        for pairs in (evidence, distractors)
+    )
     memories = []
     for end in ends:
-        lines = []
-        for start, stop, title in places:
-            if start >= end:
-                continue
-            part = text[start : min(stop, end)].strip()
-            began = max((other for other in ends if other <= start), default=0)
-            # A title that an earlier section ended with is known no more: nothing told that it would matter.
-            title_at = text.rfind(title, 0, start)
-            lines.append(f"{title}: {part}" if title_at >= began else part)
-        memories.append("\n".join(lines) or NOTHING)
+        kept = [place for place in gold if place[0] < end]
+        others = [place for place in misleading if place[0] < end][: max(MOST_SENTENCES - len(kept), 0)]
+        # What is left out here stays out: what stands before it in the list can only grow.
+        while others and not fits(_written(text, ends, end, [*kept, *others])):
+            others.pop()
+        memories.append(_written(text, ends, end, [*kept, *others]))
     return memories
+
+
+def _written(text: str, ends: Sequence[int], end: int, places: Sequence[Place]) -> str:
+    """The memory of some places of a text that was read until `end`."""
+    lines = []
+    for start, stop, title in sorted(places):
+        part = text[start : min(stop, end)].strip()
+        began = max((other for other in ends if other <= start), default=0)
+        # A title that an earlier section ended with is known no more: nothing told that it would matter.
+        title_at = text.rfind(title, 0, start)
+        lines.append(f"{title}: {part}" if title_at >= began else part)
+    return "\n".join(lines) or NOTHING
 
 
 def whole_memory(evidence: Sequence[tuple[str, str]]) -> str:
@@ -169,7 +202,7 @@ def whole_memory(evidence: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{title}: {sentence}" for title, sentence in evidence) or NOTHING
 
 
-def _place(text: str, title: str, sentence: str) -> tuple[int, int, str] | None:
+def _place(text: str, title: str, sentence: str) -> Place | None:
     """Where the sentence stands below its title: start, end and the title."""
     start = text.find(sentence)
     while start >= 0 and text.rfind(title, 0, start) < 0:

@@ -6,7 +6,8 @@
  "evidence": [["Heron", "They nest in trees."]]}
 
 The last is a trace: a document is read section by section, the memory is to hold the evidence, titles with sentences,
-as far as it was read, and the answer comes from the memory. Without a context it is the last turn alone.
+as far as it was read, and the answer comes from the memory. Without a context it is the last turn alone. It may have
+"distractors", a list like the evidence, what misleads most first: they are kept while there is room beside it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ NOTHING = "none so far"
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What an agent with a memory is to keep of a document. evidence: (title, sentence)."""
+    """What an agent with a memory is to keep of a document. evidence, distractors: (title, sentence)."""
 
     problem: str
     context: str
     evidence: tuple[tuple[str, str], ...]
     answer: str
+    distractors: tuple[tuple[str, str], ...] = ()  # what misleads most first
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +115,23 @@ def _example(line: Line) -> Example:
 
 
 def _traced(line: Line) -> Example:
-    pairs = line.fields["evidence"]
+    evidence, distractors = _pairs(line, "evidence"), _pairs(line, "distractors")
+    context = line.text("context", default="")
+    trace = Trace(line.text("problem"), context, evidence, line.text("answer"), distractors)
+    kept = " ".join(text for pair in (*evidence, *distractors) for text in (f"{pair[0]}:", *pair))
+    # All of its words, for a model that is built from them, and its length.
+    messages = (("user", f"{trace.problem} {trace.context}"), (ASSISTANT, f"{NOTHING} {kept} {trace.answer}"))
+    return Example(hashlib.sha256(trace.problem.encode()).hexdigest()[:16], messages, plain=False, trace=trace)
+
+
+def _pairs(line: Line, name: str) -> tuple[tuple[str, str], ...]:
+    pairs = line.fields.get(name, [])
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) and text.strip() for text in pair)
         for pair in pairs
     ):
-        raise line.error("column 'evidence' must be a list of [title, sentence], both texts")
-    evidence = tuple((title, sentence) for title, sentence in pairs)
-    trace = Trace(line.text("problem"), line.text("context", default=""), evidence, line.text("answer"))
-    kept = " ".join(text for pair in evidence for text in (f"{pair[0]}:", *pair))
-    # All of its words, for a model that is built from them, and its length.
-    messages = (("user", f"{trace.problem} {trace.context}"), (ASSISTANT, f"{NOTHING} {kept} {trace.answer}"))
-    return Example(hashlib.sha256(trace.problem.encode()).hexdigest()[:16], messages, plain=False, trace=trace)
+        raise line.error(f"column '{name}' must be a list of [title, sentence], both texts")
+    return tuple((title, sentence) for title, sentence in pairs)
 
 
 def _messages(line: Line) -> tuple[tuple[str, str], ...]:

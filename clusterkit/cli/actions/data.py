@@ -27,7 +27,7 @@ def prepare(
     sources: list[Path],
     out: Path,
     shape: tuple[int, int, int],
-    reading: tuple[int, int, str, str, float],
+    reading: tuple[int, int, str, str, float, float],
     test_share: float,
     most: int,
     seed: int,
@@ -40,16 +40,16 @@ def prepare(
 
     Args:
         shape: questions and documents of a text, words of a chunk.
-        reading: questions of a document, number, mix and documents of traces, the last two as typed, and the share of
-            the real questions that are in traces.
+        reading: questions of a document, number, mix and documents of traces, the last two as typed, the share of the
+            real questions that are in traces, and of the traces that have distractors.
         typed: names of the options that were typed.
     """
     refuse_unused(kind, typed)
     target = out.expanduser().absolute()
     try:
         files = [source.expanduser() for source in sources]
-        per_document, traces, mix, sizes, traced = reading
-        amounts = ReadingShape(per_document, traces, parse_mix(mix), parse_sizes(sizes), traced)
+        per_document, traces, mix, sizes, *shares = reading
+        amounts = ReadingShape(per_document, traces, parse_mix(mix), parse_sizes(sizes), *shares)
         plan = make_plan(kind, files, Shape(*shape), test_share, most, seed, amounts)
         card = build(plan, target, output.note, force)
     except KeyboardInterrupt as error:

@@ -37,7 +37,10 @@ SETTINGS = {
     "memagent": {"max_per_source"},
     "memalpha": {"test_share", "max_per_source", "seed", "questions", "documents", "chunk_words"},
     "math": {"test_share", "max_per_source", "seed"},
-    "reading": {"test_share", "seed", "per_document", "traces", "trace_mix", "trace_documents", "traced_share"},
+    "reading": {
+        *("test_share", "seed", "per_document"),
+        *("traces", "trace_mix", "trace_documents", "trace_distractors", "traced_share"),
+    },
 }
 """What the files of each kind depend on beside the inputs."""
 

@@ -18,6 +18,7 @@ from typing import Any
 from clusterkit.data.datasets.build import BuildPlan, Output
 from clusterkit.data.datasets.cloze import Made, Maker
 from clusterkit.data.datasets.corpora import corpus_of, document_row, question_row
+from clusterkit.data.datasets.distractors import distractors_of
 from clusterkit.data.datasets.inputs import TEXT, Input
 from clusterkit.data.datasets.passages import Passage, some_of
 from trainer.errors import UserError
@@ -51,6 +52,7 @@ class ReadingShape:
     traced: float = 1.0
     """Share of the real training questions that traces are made of. The others are marked: reinforcement that is asked
     for real questions (task.real_share) then has questions that the supervised start has not seen."""
+    distractors: float = 0.0  # share of the traces whose memories keep sentences that mislead, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
     settings: dict[str, Any] = {"test_share": share, "per_document": shape.per_document, "seed": seed}
     settings |= {"traces": shape.traces, "trace_mix": list(shape.mix), "trace_documents": list(shape.sizes)}
     settings |= {"traced_share": shape.traced} if untraced else {}
+    settings |= {"trace_distractors": shape.distractors} if shape.distractors else {}
     notes = [
         "No document and no question is in two splits; questions are made from the documents of their own split.",
         "form yes_no marks questions that are answered with yes or no: half of them is right by chance.",
@@ -324,6 +327,9 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
             documents = draw_documents(rng, question, side, min(size, len(side.pool)))
             rng.shuffle(documents)
             row["context"] = render(documents)
+            misled = unit_interval("reading-distractors", question.id, number, seed) < shape.distractors
+            if misled and (found := distractors_of(question, documents)):
+                row["distractors"] = found
         titles = [document.title for document in question.gold]
         row["evidence"] = [list(pair) for pair in zip(titles, item.evidence, strict=True)]
         if MIXES[kind] == "final":  # a memory has them in the order of the sections: their places tell nothing
