@@ -70,8 +70,8 @@ def prepare(
         metavar="SHARE",
         min=0.0,
         max=1.0,
-        help="reading: of the examples those whose memories also keep sentences that mislead, until better ones are "
-        "read.",
+        help="reading: of the examples those that have documents like their question, and memories that also keep "
+        "sentences that mislead, until better ones are read.",
     ),
     traced_share: float = typer.Option(
         1.0,

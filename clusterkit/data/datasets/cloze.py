@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clusterkit.data.datasets.asking import BLANK, asked, asked_of, chained, clip, named, question_word
-from clusterkit.data.datasets.comparison import Comparisons
+from clusterkit.data.datasets.comparison import TEMPLATES, Comparisons
 from clusterkit.data.datasets.fact_questions import FactQuestions
 from trainer.seeding import derive_seed
 from trainer.tasks.evidence import WORD, has_words, name_of, sentences
@@ -48,6 +48,9 @@ _CHAINED = (
     "Take what the blank stands for: “{first}” In the article about it, what follows the words “{cue}”?",
     "“{first}” The blank has an article of its own. What comes after “{cue}” there?",
 )
+_ASKING = ("About", "who", "what year", "how many", "what place", "something that", "X", BLANK)
+WORDING = re.sub(r"{\w*}", "", " ".join((*_TITLE_ASKED, *_IN_TITLE, *_CHAINED, *TEMPLATES, *_ASKING)))
+"""All that questions made by rule say of themselves, whatever they ask for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ _EARLIER = (
 _IN_COMMON = ("What profession do {} and {} have in common?", "What do {} and {} both do for a living?")
 _ORDERS = ("Who was born first, {} or {}?", "Who is older, {} or {}?")
 _SAME_NATION = ("Are {} and {} of the same nationality?", "Were {} and {} both from the same country?")
+TEMPLATES = (*_EARLIER, *_IN_COMMON, *_ORDERS, *_SAME_NATION)
 
 
 class Comparisons:

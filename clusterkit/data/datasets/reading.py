@@ -18,7 +18,7 @@ from typing import Any
 from clusterkit.data.datasets.build import BuildPlan, Output
 from clusterkit.data.datasets.cloze import Made, Maker
 from clusterkit.data.datasets.corpora import corpus_of, document_row, question_row
-from clusterkit.data.datasets.distractors import distractors_of
+from clusterkit.data.datasets.distractors import Misleading, distractors_of
 from clusterkit.data.datasets.inputs import TEXT, Input
 from clusterkit.data.datasets.passages import Passage, some_of
 from trainer.errors import UserError
@@ -316,6 +316,8 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
     if sum(parts[:-1]):  # whole memories are of the same kinds
         pools[-1] = [pools[kind][n % len(pools[kind])] for kind, n in _interleaved(parts[:-1], len(items))]
 
+    misleading = Misleading(side.pool) if shape.distractors else None
+
     def make(number: int) -> dict[str, Any]:
         kind, place = kinds[number]
         item = pools[kind][place % len(pools[kind])]
@@ -325,9 +327,11 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
         if MIXES[kind] != "final":
             size = max(rng.choice(shape.sizes), len(question.gold))
             documents = draw_documents(rng, question, side, min(size, len(side.pool)))
+            misled = unit_interval("reading-distractors", question.id, number, seed) < shape.distractors
+            if misleading and misled:
+                documents = _with_misleading(documents, question, misleading)
             rng.shuffle(documents)
             row["context"] = render(documents)
-            misled = unit_interval("reading-distractors", question.id, number, seed) < shape.distractors
             if misled and (found := distractors_of(question, documents)):
                 row["distractors"] = found
         titles = [document.title for document in question.gold]
@@ -338,6 +342,16 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
         return row
 
     return Output(TRACES, shape.traces, make, "kind", PART_ROWS)
+
+
+def _with_misleading(documents: Sequence[Document], question: Question, misleading: Misleading) -> list[Document]:
+    """Exchange up to half of the documents that are not gold for such as mislead; the question's own stay."""
+    keys, own = {document.key for document in documents}, {document.key for document in question.own}
+    drawn = [document for document in documents if document.key not in own]
+    room = min(len(drawn), (len(documents) - len(question.gold)) // 2)
+    found = misleading.documents(question, room, keys | own)
+    kept = [document for document in documents if document.key in own] + drawn[len(found) :]
+    return kept + found
 
 
 def _within(parts: Sequence[float], sizes: Sequence[int], count: int) -> Sequence[float]:
