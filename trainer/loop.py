@@ -185,7 +185,8 @@ class TrainingRun(SteppedRun):
         """Warn where step after step has nothing to learn from, which costs as much as learning; on rank 0."""
         if not self.world.is_main or self.config.control.zero_advantages:
             return
-        learns = any(row.advantage for rows in batch.minibatches for row in rows)
+        # Rows that sequence_mask rejected had something to teach; it has numbers of its own.
+        learns = any(batch.advantages) or any(row.advantage for rows in batch.minibatches for row in rows)
         self.idle_in_row = 0 if learns else self.idle_in_row + 1
         if self.idle_in_row == IDLE_STEPS:
             self.monitor.warn(

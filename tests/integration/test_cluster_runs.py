@@ -307,7 +307,7 @@ def test_held_out_questions_of_a_run_of_a_cluster(world: World, tmp_path: Path) 
 def test_a_trajectory_of_a_run_of_a_cluster(world: World) -> None:
     writer = RunWriter(world.root).config().attempt().steps(1, 2)
     folder = writer.run.logs / "rollouts"
-    missing = world("trace", "--cluster", "c", code=2)
+    missing = world("trace", "--cluster", "c", code=1)
     assert f"{folder} holds no trajectories" in missing.stderr
     folder.mkdir()
     turn = {"kind": "update", "response": "Ada lives in Arnby", "response_ids": [1, 2]}
