@@ -8,16 +8,14 @@ import shlex
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from readingfiles import SMALL, prepare, rows, texts, world
 from typer.testing import CliRunner
 
 from clusterkit.capacity.runnable import require_inputs
 from clusterkit.cli.main import app
 from clusterkit.config.resolve import resolve
-from clusterkit.data.datasets.build import build
-from clusterkit.data.datasets.distractors import Misleading, asked_words, content_words, distractors_of
 from clusterkit.data.datasets.passages import read_passages
 from clusterkit.data.datasets.prepare import make_plan
 from clusterkit.data.datasets.reading import ReadingShape, mix_text, parse_mix, parse_sizes
@@ -26,55 +24,10 @@ from evaluation.suites.hqa import build_items
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
 from trainer.evaluate import check_lengths
-from trainer.tasks.evidence import has_words, sentences
 from trainer.tasks.hotpotqa import HotpotQA
-from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, Document, Question, document_key
+from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, document_key
 
 SPLITS = ("train", "dev", "test")
-SMALL = ReadingShape(per_document=2, traces=60, sizes=(2, 3))
-
-
-def world(count: int = 60) -> list[dict[str, Any]]:
-    """Items in the official form: person n was born in town n, which is in country n; some are yes/no."""
-    founded = " It was founded by Mayor Smith{} in {}."
-    return [
-        {
-            "_id": f"h{n}",
-            "question": f"In which country was person number {n} born?",
-            "answer": "yes" if n % 10 == 0 else f"Countryland {n}",
-            "context": [
-                [
-                    f"Person Name{n}",
-                    [f"Person Name{n} (born {1900 + n}) is a painter who was born in Town Place{n}.", " He paints."],
-                ],
-                [
-                    f"Town Place{n}",
-                    [f"Town Place{n} is a small town which lies in Countryland {n}.", founded.format(n, 1500 + n)],
-                ],
-                [f"River {n}", [f"The water of River Long{n} is cold and it is {1000 + n} miles long."]],
-            ],
-            "supporting_facts": [[f"Person Name{n}", 0], [f"Town Place{n}", 0]],
-        }
-        for n in range(count)
-    ]
-
-
-def stables() -> list[dict[str, Any]]:
-    """A world in which ten documents in a row, one for each question, have the words of all ten questions."""
-    made = world(150)
-    for n, item in enumerate(made):
-        item["question"], item["answer"] = f"Who keeps the Breed{n // 10}x Colour{n // 10}x horses{n}?", f"Keeper {n}"
-        item["context"][0][1][0] += f" Keeper {n} has them."
-        item["context"][2] = [f"Stable {n}", [f"breed{n // 10}x and colour{n // 10}x are in row {n}."]]
-    return made
-
-
-def prepare(out: Path, *files: Path, shape: ReadingShape = SMALL, share: float = 0.2, seed: int = 1) -> dict[str, Any]:
-    return build(make_plan("reading", files, Shape(), share, 0, seed, shape), out, lambda _: None)
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +74,13 @@ def test_no_document_and_no_question_of_one_split_is_in_another(prepared: Path) 
 
 
 def test_what_a_held_out_sentence_says_is_not_asked_for_in_training(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    for n in range(40):
-        (folder / f"{n}.md").write_text(
-            f"# Engine Type{n}\n\nThe Engine Type{n} was built by Karl Fritz{n} in {1900 + n} for the railway.\n"
-            "Brandt Works is run by Otto Meier for the county of Little Harbour.\n"
-        )
-    prepare(tmp_path / "out", folder)
+    same = "Brandt Works is run by Otto Meier for the county of Little Harbour.\n"
+    files = {
+        f"{n}.md": f"# Engine Type{n}\n\nThe Engine Type{n} was built by Karl Fritz{n} in {1900 + n} for the railway.\n"
+        f"{same}"
+        for n in range(40)
+    }
+    prepare(tmp_path / "out", texts(tmp_path / "mine", files))
     asked = {name: rows(tmp_path / "out" / name / QUESTIONS) for name in SPLITS}
     proofs = {name: {(row["answers"][0], *row["evidence"]) for row in found} for name, found in asked.items()}
 
@@ -189,18 +141,17 @@ def test_traces_have_their_evidence_in_their_documents_and_the_mix_that_was_aske
 
 
 def test_questions_of_a_rare_kind_are_not_repeated_by_the_hundred(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    for n in range(150):
-        (folder / f"{n}.md").write_text(
-            f"# Note {n}\n\nThe engine {n} was built by Karl Fritz{n} for the railway then.\n"
-        )
-    for n in range(5):  # the only ones that name each other
-        (folder / f"works{n}.md").write_text(
-            f"# Brandt Works{n}\n\nThe Brandt Works{n} were founded by Otto Meier{n} in {1850 + n} on the river.\n\n"
-            f"# Anna Pier{n}\n\nShe later worked for Brandt Works{n} as a clerk for many a year.\n"
-        )
-    prepare(tmp_path / "out", folder, shape=ReadingShape(traces=4000, sizes=(2,)))
+    notes = {
+        f"{n}.md": f"# Note {n}\n\nThe engine {n} was built by Karl Fritz{n} for the railway then.\n"
+        for n in range(150)
+    }
+    works = {  # the only ones that name each other
+        f"works{n}.md": f"# Brandt Works{n}\n\n"
+        f"The Brandt Works{n} were founded by Otto Meier{n} in {1850 + n} on the river.\n\n"
+        f"# Anna Pier{n}\n\nShe later worked for Brandt Works{n} as a clerk for many a year.\n"
+        for n in range(5)
+    }
+    prepare(tmp_path / "out", texts(tmp_path / "mine", notes | works), shape=ReadingShape(traces=4000, sizes=(2,)))
     questions = rows(tmp_path / "out" / "train" / QUESTIONS)
     traces = [row["problem"] for row in rows(tmp_path / "out" / "traces.jsonl") if row["kind"] != "final"]
     times = Counter(traces)
@@ -233,135 +184,6 @@ def test_real_questions_can_be_kept_out_of_the_traces_and_are_marked(prepared: P
     for split in ("dev", "test"):
         same = [rows(folder / split / "questions.jsonl") for folder in (prepared, tmp_path / "out")]
         assert same[0] == same[1]
-
-
-def test_distractors_are_of_a_share_of_the_traces_and_the_others_do_not_change(tmp_path: Path) -> None:
-    (tmp_path / "world.json").write_text(json.dumps(stables()))
-
-    def traces(share: float) -> list[dict[str, Any]]:
-        shape = replace(SMALL, traces=200, sizes=(2, 4, 16), distractors=share)
-        plan = make_plan("reading", [tmp_path / "world.json"], Shape(), 0.2, 0, 1, shape)
-        assert plan.settings.get("trace_distractors") == (share or None), "a folder without them stays up to date"
-        return [plan.outputs[-1].make(number) for number in range(200)]
-
-    none, some, all_ = traces(0.0), traces(0.5), traces(1.0)
-    kept = ("kind", "problem", "evidence", "answer")
-    for with_them in (some, all_):
-        assert [[row[name] for name in kept] for row in with_them] == [[row[name] for name in kept] for row in none]
-    have = [{number for number, row in enumerate(rows) if "distractors" in row} for rows in (none, some, all_)]
-    assert not have[0]
-    assert have[1] < have[2]
-    assert 0.3 < len(have[1]) / len(have[2]) < 0.7
-    assert some == traces(0.5)
-    as_before = [json.dumps(one) == json.dumps(other) for one, other in zip(some, none, strict=True)]
-    assert all(one or other == most for one, other, most in zip(as_before, some, all_, strict=True))
-
-
-def test_a_distractor_is_the_sentence_of_another_document_that_shares_most_words_with_the_question(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "world.json").write_text(json.dumps(world()))
-    command = ["data", "prepare", "reading", "--from", str(tmp_path / "world.json"), "--out", str(tmp_path / "out")]
-    options = ["--traces", "300", "--trace-documents", "4,16", "--trace-distractors", "1", "--test-share", "0.2"]
-    done = CliRunner().invoke(app, [*command, *options])
-    assert done.exit_code == 0, done.output
-    seen = 0
-    for row in rows(tmp_path / "out" / "traces.jsonl"):
-        answer = row["answer"][len("\\boxed{") : -1].lower()
-        asked = asked_words(Question("", row["problem"], (), (), (), row["kind"]))
-        documents = dict(part.split("\n")[1:] for part in row.get("context", "").split("\n\n") if part)
-        places = {title: place for place, title in enumerate(documents)}
-        ranks = []
-        for title, sentence in row.get("distractors", []):
-            weights = {
-                one: len(asked & content_words(f"{title} {one}"))
-                for one in sentences(documents[title])
-                if not has_words(f"{title} {one}".lower(), answer)
-            }
-            assert title not in dict(row["evidence"])
-            assert weights[sentence] == max(weights.values()) >= 2
-            ranks.append((-weights[sentence], places[title]))
-        assert ranks == sorted(ranks)
-        seen += len(ranks)
-    assert seen > 100
-
-
-def test_half_of_the_other_documents_of_a_chosen_trace_are_those_most_like_its_question(tmp_path: Path) -> None:
-    (tmp_path / "world.json").write_text(json.dumps(stables()))
-
-    def contexts(share: float) -> list[tuple[int, set[str], set[str]]]:
-        """Breed asked for, gold titles and those of the others."""
-        shape = replace(SMALL, traces=80, mix=parse_mix("real=1"), sizes=(9,), distractors=share)
-        output = make_plan("reading", [tmp_path / "world.json"], Shape(), 0.1, 0, 1, shape).outputs[-1]
-        found = []
-        for row in map(output.make, range(80)):
-            gold = set(dict(row["evidence"]))
-            titles = {part.split("\n")[1] for part in row["context"].split("\n\n")}
-            assert len(titles) == 9
-            found.append((int(row["problem"].split("Breed")[1].split("x")[0]), gold, titles - gold))
-        return found
-
-    def alike(breed: int, others: set[str]) -> int:
-        return sum(title.startswith("Stable ") and int(title.split()[1]) // 10 == breed for title in others)
-
-    counts = [[alike(breed, others) for breed, _, others in contexts(share)] for share in (0.0, 1.0)]
-    assert sum(counts[0]) / 80 < 2, "its own, and one by chance"
-    assert set(counts[1]) <= {4, 5, 6}, "its own, three others of seven, and perhaps one by chance"
-
-
-def test_a_document_that_misleads_has_two_rare_words_of_the_question_and_no_answer() -> None:
-    def document(title: str, text: str) -> Document:
-        return Document(title, title, text, text)
-
-    gold = document("Ann Ash", "Ann Ash sang for The Elms in a band.")
-    near = document("Ann Peel", "She ran. She sang for a choir with Ash.")
-    equal = document("Ann Ash's sister", "She sang for a band.")
-    apart = document("Bob", "Ann left. Ash came. He sang.")
-    answer = document("The choir", "Ann Ash sang there. So did the Elms.")
-    others = [document(f"Band {n}", f"Band {n} was a band with an article that fits the blank.") for n in range(30)]
-    find = Misleading([gold, *others, apart, answer, near, equal])
-
-    question = Question("q", "Where is the band that Ann Ash sang for?", ("The Elms",), (gold,), (gold,), "")
-    assert find.documents(question, 9, ()) == [near, equal], "equals in order; band stands in too many to count"
-    assert find.documents(question, 1, ()) == [near]
-    assert find.documents(question, 9, {near.key}) == [equal]
-    assert find.documents(replace(question, gold=(gold, near)), 9, ()) == [equal]
-
-    text = "In the article \u201cAnn Oak\u201d, what fits the blank? \u201cA ____ comes first.\u201d"
-    asked = replace(question, question=text)
-    assert asked_words(replace(asked, source="cloze")) == {"ann", "oak"}
-    assert asked_words(asked) >= {"ann", "oak", "article", "blank"}
-
-
-def test_stop_words_titles_and_answers_decide_what_misleads() -> None:
-    def document(title: str, text: str) -> Document:
-        return Document(title, title, text, text)
-
-    gold = document("Ann Ash", "Ann Ash sang for The Elms in 1990.")
-    others = [
-        document("The Band", "It is where it was, and that is for the band."),
-        document("Ann Peel", "She paints. She sang. She sang."),
-        document("Bob Ash", "Bob Ash sang for The Elms."),
-        document("Ann Ash's sister", "She heard the band. Her band sang."),
-    ]
-    question = Question("q", "Where is Ann Ash\u2019s band, that sang?", ("the Elms!",), (gold,), (gold, *others), "")
-
-    assert content_words(question.question) == {"ann", "ash", "band", "sang"}
-    # The first has one such word, the third holds the answer as rewards compare it, and the last shares all four.
-    assert distractors_of(question, [*others, gold]) == [
-        ("Ann Ash's sister", "Her band sang."),
-        ("Ann Peel", "She sang."),
-    ]
-
-
-@pytest.mark.parametrize("share", ["-0.1", "1.1", "x"])
-def test_a_share_of_distractors_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
-    words = ["data", "prepare", "reading", "--from", str(tmp_path), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, [*words, "--trace-distractors", share])
-
-    assert done.exit_code == 2
-    assert "--trace-distractors" in done.output
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_same_inputs_and_seed_make_the_same_bytes_another_seed_others(tmp_path: Path, own_texts: Path) -> None:
@@ -527,12 +349,11 @@ def test_folders_that_cannot_be_used_are_refused_in_one_sentence(
 
 
 def test_texts_without_anything_to_ask_for_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    for n in range(25):
-        (folder / f"{n}.txt").write_text(f"there is nothing here that could be asked for at all {'and ' * n}so on.")
+    nothing = {
+        f"{n}.txt": f"there is nothing here that could be asked for at all {'and ' * n}so on." for n in range(25)
+    }
     with pytest.raises(UserError, match="no question can be made for train"):
-        prepare(tmp_path / "out", folder)
+        prepare(tmp_path / "out", texts(tmp_path / "mine", nothing))
 
 
 @pytest.mark.parametrize("text", ["cloze=x", "words=3", "cloze=-1", "cloze=0", ""])
