@@ -147,8 +147,8 @@ class OpenAIEngine:
         if now - self._away_since >= self.wait_s:
             waited = f", for {self.wait_s:.0f} s now" if self.wait_s else ""
             raise ServerGoneError(
-                f"{self.url} does not answer{waited}: {problem}. What is answered is written: start the server again, "
-                "then the same command goes on with the rest"
+                f"{self.url} does not answer{waited}: {problem}. To go on: start the server again, then the same "
+                "command"
             )
         await asyncio.sleep(min(LOOK_SECONDS, self.wait_s))
 

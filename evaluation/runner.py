@@ -110,7 +110,7 @@ class Runner:
         except (asyncio.CancelledError, GenerationCancelledError):
             raise
         except ServerGoneError as error:
-            raise RunError(str(error)) from error
+            raise RunError(f"{error}; the answers until now are written") from error
         except EngineGoneError as error:
             raise RunError(f"{error}; the answers until now are written") from error
         except EngineError as error:
