@@ -1,12 +1,14 @@
 """What an inference server's settings bring the memory-agent workload: tokens/s, one JSON object a setting.
 
     python3 benchmarks/rollout_settings.py TOKENIZER_FOLDER [--seconds 330] [--only NAME …] [--gpus 1]
-        [--also "NAME=FLAGS" …] [--rounds 1] [--documents 32] [--group 8]
+        [--also "NAME=FLAGS" …] [--rounds 1] [--documents 32] [--group 8] [--mean-tokens 60]
     python3 benchmarks/rollout_settings.py TOKENIZER_FOLDER --shape tiny --engine vllm --documents 2 --group 4
     python3 benchmarks/rollout_settings.py --list
 
 Random weights of a shape, 32 documents of four sections of about 2000 tokens, 8 trajectories each, 256 tokens of
-memory, through `RolloutController` and `ServedEngine`. A setting is one start of a server; on it the ways to ask are
+memory, through `RolloutController` and `ServedEngine`. Random weights say nothing that ends a turn, so all turns have
+256 tokens and end at the same moments; with --mean-tokens N every N-th token of the vocabulary ends one, and prompts
+come one by one, as in real runs. A setting is one start of a server; on it the ways to ask are
 measured one after the other, each with documents of its own and an empty cache, after a small round that warms up:
 
 * paper, section_first: the order of the prompt (`agent.prompt_order`);
@@ -42,101 +44,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from server_settings import AHEAD, ALL, BASES, SETTINGS, SHARE, Setting, Way
+
 T = TypeVar("T")
-
-TF32 = "--enable-tf32-matmul"
-GRAPHS = "--cuda-graph-max-bs-decode 512 --max-running-requests 512"
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a server is asked."""
-
-    order: str
-    share: bool = True
-    ahead: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.order} {'ahead' if self.ahead else 'share' if self.share else 'alone'}"
-
-
-SHARE, AHEAD = Way("section_first"), Way("section_first", ahead=True)
-ALL = (Way("paper", share=False), Way("paper"), Way("section_first", share=False), SHARE, AHEAD)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """flags: on top of the base ones. less: base flags that are left out. why: what it may bring."""
-
-    name: str
-    flags: str
-    why: str
-    ways: tuple[Way, ...] = (SHARE,)
-    env: dict[str, str] = field(default_factory=dict)
-    less: str = ""
-    fp32_head: bool = True
-
-
-UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-BASES = {
-    "sglang": "--attention-backend fa3 --cuda-graph-backend-prefill=disabled",
-    "vllm": f"--dtype float32 --enforce-eager --distributed-executor-backend {UNIPROC}",  # starts fast on a CPU
-}
-SETTINGS: dict[str, tuple[Setting, ...]] = {
-    # The likeliest first. Every decoding step casts the whole output layer to float32 and multiplies it without tensor
-    # cores. In TF32 the products of two bfloat16 numbers are exact, and sums stay in float32: nothing is lost.
-    "sglang": (
-        Setting("base", "", "what a run has today: TF32, and graphs for as many requests as are expected", ALL),
-        Setting(
-            "sglang", "--dtype bfloat16 --cuda-graph-max-bs-decode 256", "control: neither, as SGLang starts by itself"
-        ),
-        Setting("tf32", f"{TF32} --cuda-graph-max-bs-decode 256", "TF32 alone", (SHARE, AHEAD)),
-        Setting("graphs", f"{TF32} {GRAPHS}", "more than 256 sequences stay within a CUDA graph", (SHARE, AHEAD)),
-        Setting("mixed", f"{TF32} {GRAPHS} --enable-mixed-chunk", "prompts beside decoding", (SHARE, AHEAD)),
-        Setting(
-            "mixed-2k", f"{TF32} {GRAPHS} --enable-mixed-chunk --chunked-prefill-size 2048",
-            "decoding is held up less by each chunk", (SHARE, AHEAD),
-        ),
-        Setting(
-            "delayed", f"{TF32} {GRAPHS} --enable-prefill-delayer --prefill-delayer-queue-min-ratio 0.1 "
-            "--prefill-delayer-max-delay-ms 100", "fewer and larger prefills between decoding steps",
-        ),
-        Setting(
-            "chunk-16k", f"{TF32} {GRAPHS} --chunked-prefill-size 16384 --max-prefill-tokens 32768",
-            "fewer and larger prefills",
-        ),
-        Setting("lpm", f"{TF32} {GRAPHS} --schedule-policy lpm", "the longest prefix in the cache first"),
-        Setting(
-            "lpm-in-queue", f"{TF32} {GRAPHS} --schedule-policy lpm",
-            "the server itself holds prompts back that begin alike", (Way("section_first", share=False), SHARE),
-            {"IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD": "100000"},
-        ),
-        Setting(
-            "flashinfer", f"{TF32} {GRAPHS} --attention-backend flashinfer", "other attention kernels",
-            less="--attention-backend fa3",
-        ),
-        Setting("page-64", f"{TF32} {GRAPHS} --page-size 64", "fewer, larger pages of keys and values"),
-        Setting(
-            "prefill-graph", f"{TF32} {GRAPHS}", "pieces of a prefill within CUDA graphs",
-            less="--cuda-graph-backend-prefill=disabled",
-        ),
-        Setting("recv-4", f"{TF32} {GRAPHS} --scheduler-recv-interval 4", "the scheduler looks for work less often"),
-        Setting("no-overlap", f"{TF32} --disable-overlap-schedule", "control: the scheduler not beside the GPU"),
-        Setting("bf16-head", "", "control: what the float32 output layer costs; log-probs would be rounded",
-                fp32_head=False),
-    ),
-    "vllm": (
-        Setting("base", "", "what a run has today", ALL),
-        Setting("seqs-4", "--max-num-seqs 4", "few sequences at a time"),
-    ),
-}  # fmt: skip
 
 
 def show(**values: Any) -> None:
@@ -223,7 +139,8 @@ class Bench:
         started = time.perf_counter() - began
         dialect = make_dialect(kind)
         # A busy CPU's first answer takes minutes.
-        engine = ServedEngine(ServerPool(dialect.health_path, Limits(control=300.0)), dialect, self.model, {2})
+        pool = ServerPool(dialect.health_path, Limits(control=300.0))
+        engine = ServedEngine(pool, dialect, self.model, self.stop_ids())
         try:
             version = await engine.join(server)
         except BaseException:
@@ -232,6 +149,10 @@ class Bench:
         shown = {"server": f"{dialect.title} {version}", "start_s": round(started, 1), "flags": " ".join(flags)}
         show(setting=setting.name, **shown)
         return engine, server, process, log
+
+    def stop_ids(self) -> set[int]:
+        vocabulary = json.loads((self.model / "config.json").read_text())["vocab_size"]
+        return {2, *(range(2, vocabulary, self.given.mean_tokens) if self.given.mean_tokens else ())}
 
     async def ways(self, setting: Setting, engine: Any, server: Any, log: Path) -> None:
         await self.measure(engine, server, setting.ways[0], self.given.warm_documents)
@@ -466,6 +387,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=32)
     parser.add_argument("--warm-documents", type=int, default=4)
     parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--mean-tokens", type=int, default=0, help="of a turn, at random; 0: 256 for all")
     parser.add_argument("--gpus", type=int, default=1, help="settings side by side, one on each GPU")
     parser.add_argument("--at-once", type=int, default=1, help="servers that are started at once on a GPU")
     parser.add_argument("--cache-tokens", type=int, default=700_000, help="of each SGLang server, with several at once")
