@@ -1,7 +1,7 @@
 """What an inference server's settings bring the memory-agent workload: tokens/s, one JSON object a setting.
 
     python3 benchmarks/rollout_settings.py TOKENIZER_FOLDER [--seconds 330] [--only NAME …] [--gpus 1]
-        [--also "NAME=FLAGS" …] [--rounds 1] [--documents 32] [--group 8] [--mean-tokens 60]
+        [--also "NAME=FLAGS" …] [--rounds 1] [--documents 32] [--group 8] [--mean-tokens 0 60]
     python3 benchmarks/rollout_settings.py TOKENIZER_FOLDER --shape tiny --engine vllm --documents 2 --group 4
     python3 benchmarks/rollout_settings.py --list
 
@@ -15,7 +15,7 @@ measured one after the other, each with documents of its own and an empty cache,
 * alone: every prompt is sent as it comes; share: what a group's prompts share is read once (`rollout.share_prefixes`);
   ahead: and the next section while the present turn is answered (`rollout.prefetch_sections`).
 
-Printed for each: tokens/s of sampling and `ratio` over the first line with tokens/s; `cached_share` of the prompt
+Printed for each: tokens/s of sampling and `ratio` over the first line of such turns; `cached_share` of the prompt
 tokens, less what was computed to put it there, beside `shareable_share`, what a cache that forgets nothing could serve;
 `roofline`: share of what the GPU's memory allows decoding; `tail_s`: from the end of nine tenths of the trajectories to
 the end of all; `client_cpu`: processor seconds of this script a second; of SGLang's log `decode_tokens_per_s` (median
@@ -140,7 +140,7 @@ class Bench:
         dialect = make_dialect(kind)
         # A busy CPU's first answer takes minutes.
         pool = ServerPool(dialect.health_path, Limits(control=300.0))
-        engine = ServedEngine(pool, dialect, self.model, self.stop_ids())
+        engine = ServedEngine(pool, dialect, self.model, {2})
         try:
             version = await engine.join(server)
         except BaseException:
@@ -150,16 +150,15 @@ class Bench:
         show(setting=setting.name, **shown)
         return engine, server, process, log
 
-    def stop_ids(self) -> set[int]:
-        vocabulary = json.loads((self.model / "config.json").read_text())["vocab_size"]
-        return {2, *(range(2, vocabulary, self.given.mean_tokens) if self.given.mean_tokens else ())}
-
     async def ways(self, setting: Setting, engine: Any, server: Any, log: Path) -> None:
+        vocabulary = json.loads((self.model / "config.json").read_text())["vocab_size"]
         await self.measure(engine, server, setting.ways[0], self.given.warm_documents)
-        for way in setting.ways:
-            for _ in range(self.given.rounds):
-                found = await self.measure(engine, server, way, self.given.documents, log)
-                show(setting=setting.name, way=way.name, **found)
+        for mean in self.given.mean_tokens:
+            engine.stop_ids = [2, *(range(3, vocabulary, mean) if mean else ())]
+            for way in setting.ways:
+                for _ in range(self.given.rounds):
+                    found = await self.measure(engine, server, way, self.given.documents, log)
+                    show(setting=setting.name, way=way.name, mean_tokens=mean or "all", **found)
 
     async def measure(
         self, engine: Any, server: Any, way: Way, documents: int, log: Path | None = None
@@ -280,10 +279,11 @@ def _hardware() -> dict[str, str]:
 
 
 class Table:
-    """Prints lines as they come, with the ratio over the first setting's first way."""
+    """Prints lines as they come, with the ratio over the first setting's first way, turns of the same lengths."""
 
     def __init__(self, first: str) -> None:
-        self.first, self.base = first, 0.0
+        self.first = first
+        self.base: dict[Any, float] = {}  # of each length of turns
         self.waiting: list[dict[str, Any]] = []
         self.best: list[dict[str, Any]] = []
         self.lock = threading.Lock()
@@ -298,17 +298,18 @@ class Table:
             if "tokens_per_s" not in values:
                 show(**values)
                 return
-            if not self.base and values["setting"] == self.first:
-                self.base = values["tokens_per_s"]
+            if values["setting"] == self.first:
+                self.base.setdefault(values["mean_tokens"], values["tokens_per_s"])
             self.waiting.append(values)
-            if self.base:
+            if values["mean_tokens"] in self.base:
                 self.flush()
 
     def flush(self) -> None:
         for values in self.waiting:
-            ratio = {"ratio": round(values["tokens_per_s"] / self.base, 3)} if self.base else {}
+            base = self.base.get(values["mean_tokens"])
+            ratio = {"ratio": round(values["tokens_per_s"] / base, 3)} if base else {}
             show(**values, **ratio)
-            self.best.append({name: values[name] for name in ("setting", "way", "tokens_per_s")} | ratio)
+            self.best.append({name: values[name] for name in ("setting", "way", "mean_tokens", "tokens_per_s")} | ratio)
         self.waiting.clear()
 
     def end(self) -> None:
@@ -387,7 +388,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=32)
     parser.add_argument("--warm-documents", type=int, default=4)
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--mean-tokens", type=int, default=0, help="of a turn, at random; 0: 256 for all")
+    parser.add_argument("--mean-tokens", type=int, nargs="+", default=[0], help="of a turn, at random; 0: 256 for all")
     parser.add_argument("--gpus", type=int, default=1, help="settings side by side, one on each GPU")
     parser.add_argument("--at-once", type=int, default=1, help="servers that are started at once on a GPU")
     parser.add_argument("--cache-tokens", type=int, default=700_000, help="of each SGLang server, with several at once")
