@@ -18,7 +18,8 @@ from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
-from trainer.sft.encoding import MOST_SENTENCES, Encoder, oracle_memories
+from trainer.sft.encoding import Encoder, oracle_memories
+from trainer.tasks.evidence import MOST_SENTENCES
 from trainer.tasks.examples import Example, load_examples
 from trainer.tasks.hotpotqa_data import Document, Question, render
 from trainer.train.model import load_tokenizer

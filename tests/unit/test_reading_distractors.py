@@ -16,7 +16,7 @@ from clusterkit.data.datasets.distractors import Misleading, asked_words, conten
 from clusterkit.data.datasets.prepare import make_plan
 from clusterkit.data.datasets.reading import parse_mix
 from clusterkit.data.datasets.texts import Shape
-from trainer.tasks.evidence import has_words, sentences
+from trainer.tasks.evidence import MOST_SENTENCES, has_words, sentences
 from trainer.tasks.hotpotqa_data import Document, Question
 
 
@@ -40,9 +40,12 @@ def test_distractors_are_of_a_share_of_the_traces_and_the_others_do_not_change(t
         return [plan.outputs[-1].make(number) for number in range(200)]
 
     none, some, all_ = traces(0.0), traces(0.5), traces(1.0)
-    kept = ("kind", "problem", "evidence", "answer")
     for with_them in (some, all_):
-        assert [[row[name] for name in kept] for row in with_them] == [[row[name] for name in kept] for row in none]
+        for row, plain in zip(with_them, none, strict=True):
+            assert [row[name] for name in ("kind", "problem", "answer")] == [
+                plain[name] for name in ("kind", "problem", "answer")
+            ]
+            assert row["evidence"] == plain["evidence"] or row["kind"] == "final"
     have = [{number for number, row in enumerate(rows) if "distractors" in row} for rows in (none, some, all_)]
     assert not have[0]
     assert have[1] < have[2]
@@ -50,6 +53,26 @@ def test_distractors_are_of_a_share_of_the_traces_and_the_others_do_not_change(t
     assert some == traces(0.5)
     as_before = [json.dumps(one) == json.dumps(other) for one, other in zip(some, none, strict=True)]
     assert all(one or other == most for one, other, most in zip(as_before, some, all_, strict=True))
+
+
+def test_whole_memories_have_sentences_that_mislead_among_the_evidence(tmp_path: Path) -> None:
+    (tmp_path / "world.json").write_text(json.dumps(stables()))
+
+    def finals(share: float) -> list[dict[str, Any]]:
+        shape = replace(SMALL, traces=100, sizes=(16,), distractors=share, mix=parse_mix("cloze=20,real=20,final=60"))
+        plan = make_plan("reading", [tmp_path / "world.json"], Shape(), 0.2, 0, 1, shape)
+        return [row for row in map(plan.outputs[-1].make, range(100)) if row["kind"] == "final"]
+
+    places = set()
+    for row, plain in zip(finals(1.0), finals(0.0), strict=True):
+        assert "context" not in row
+        assert "distractors" not in row
+        assert len(row["evidence"]) <= max(MOST_SENTENCES, len(plain["evidence"]))
+        assert all(pair in row["evidence"] for pair in plain["evidence"])
+        added = [pair for pair in row["evidence"] if pair not in plain["evidence"]]
+        assert not any(has_words(f"{title} {text}".lower(), row["answer"][7:-1].lower()) for title, text in added)
+        places |= {row["evidence"].index(pair) for pair in added}
+    assert places == set(range(MOST_SENTENCES)), "their places tell nothing"
 
 
 def test_a_distractor_is_the_sentence_of_another_document_that_shares_most_words_with_the_question(

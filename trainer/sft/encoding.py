@@ -13,14 +13,13 @@ from trainer.agents.template import encode
 from trainer.config import RunConfig
 from trainer.config_agents import MemagentConfig
 from trainer.errors import UserError
+from trainer.tasks.evidence import MOST_SENTENCES
 from trainer.tasks.examples import ASSISTANT, NOTHING, Example, Trace
 from trainer.types import Row, Task
 
 Message = tuple[str, str]
 Place = tuple[int, int, str]
 """Where a sentence stands in a text: start, end, and the title that it stands below."""
-MOST_SENTENCES = 3
-"""Of a memory that has distractors."""
 
 
 class Encoder:

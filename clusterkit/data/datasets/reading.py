@@ -23,7 +23,7 @@ from clusterkit.data.datasets.inputs import TEXT, Input
 from clusterkit.data.datasets.passages import Passage, some_of
 from trainer.errors import UserError
 from trainer.seeding import derive_seed, unit_interval
-from trainer.tasks.evidence import evidence_of
+from trainer.tasks.evidence import MOST_SENTENCES, evidence_of
 from trainer.tasks.hotpotqa_data import DOCUMENTS, GENERATED, QUESTIONS, Corpus, Document, Question, render
 from trainer.tasks.hotpotqa_split import Side, Sides, draw_documents, split_three
 
@@ -52,7 +52,7 @@ class ReadingShape:
     traced: float = 1.0
     """Share of the real training questions that traces are made of. The others are marked: reinforcement that is asked
     for real questions (task.real_share) then has questions that the supervised start has not seen."""
-    distractors: float = 0.0  # share of the traces whose memories keep sentences that mislead, too
+    distractors: float = 0.0  # share of the traces whose memories have sentences that mislead, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,20 +324,26 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
         question = item.question
         rng = random.Random(derive_seed("reading-trace", question.id, number, seed))
         row: dict[str, Any] = {"kind": MIXES[kind], "problem": question.question}
-        if MIXES[kind] != "final":
+        titles = [document.title for document in question.gold]
+        evidence = [list(pair) for pair in zip(titles, item.evidence, strict=True)]
+        misled = unit_interval("reading-distractors", question.id, number, seed) < shape.distractors
+        whole = MIXES[kind] == "final"
+        found: list[tuple[str, str]] = []
+        if misled or not whole:
             size = max(rng.choice(shape.sizes), len(question.gold))
             documents = draw_documents(rng, question, side, min(size, len(side.pool)))
-            misled = unit_interval("reading-distractors", question.id, number, seed) < shape.distractors
             if misleading and misled:
                 documents = _with_misleading(documents, question, misleading)
             rng.shuffle(documents)
+            found = distractors_of(question, documents) if misled else []
+        if whole:  # a memory has them in the order of the sections: their places tell nothing
+            evidence += [list(pair) for pair in found[: max(MOST_SENTENCES - len(evidence), 0)]]
+            rng.shuffle(evidence)
+        else:
             row["context"] = render(documents)
-            if misled and (found := distractors_of(question, documents)):
+            if found:
                 row["distractors"] = found
-        titles = [document.title for document in question.gold]
-        row["evidence"] = [list(pair) for pair in zip(titles, item.evidence, strict=True)]
-        if MIXES[kind] == "final":  # a memory has them in the order of the sections: their places tell nothing
-            rng.shuffle(row["evidence"])
+        row["evidence"] = evidence
         row["answer"] = f"\\boxed{{{question.answers[0]}}}"
         return row
 
