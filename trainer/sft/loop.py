@@ -6,7 +6,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import nlargest
 from typing import Any
@@ -73,8 +74,31 @@ BEFORE = "before.json"
 LONG_TEXTS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Rows of the examples of an optimizer step, and what was left out of them.
+
+    longest: tokens of the longest row, left out or not. long_memories, misfits: see `Encoder`.
+    """
+
+    rows: list[Row]
+    too_long: int
+    longest: int
+    long_memories: int
+    misfits: int
+
+    @property
+    def left_out(self) -> int:
+        """Answers and whole traces."""
+        return self.too_long + self.long_memories + self.misfits
+
+
 class SftRun(SteppedRun):
-    """One attempt at supervised fine-tuning."""
+    """One attempt at supervised fine-tuning.
+
+    A thread makes the rows of a step while the one before is trained: tokenizers work without Python's lock, and a GPU
+    waited for them two fifths of a step. All rows are made there, for no two threads may use a tokenizer at a time.
+    """
 
     learner: SftLearner
 
@@ -91,6 +115,8 @@ class SftRun(SteppedRun):
         self.learner = SftLearner(origin.lm, config, world, steps, origin.weights)
         self._order = lru_cache(maxsize=2)(lambda epoch: self.examples.order(config.seed, epoch))
         self._told = self._told_memory = self._told_misfit = False
+        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._ahead: tuple[int, list[Future[Encoded]]] = (0, [])  # of which step
 
     def run(self) -> None:
         """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
@@ -112,6 +138,7 @@ class SftRun(SteppedRun):
         except StepAbandonedError:
             self._interrupt()
         finally:
+            self._encoding.shutdown(cancel_futures=True)
             self._finish_writing()
 
     def _publish(self, version: int) -> None:
@@ -121,8 +148,7 @@ class SftRun(SteppedRun):
         began = time.perf_counter()
         self.clock = Clock()
         with self.clock.phase("other"):
-            examples = self._batch(number)
-            minibatches, left_out = self._minibatches(examples)
+            minibatches, left_out = self._minibatches(number)
         with self.clock.phase("train"):
             stats = self._optimize(minibatches, number)
         self.state = replace(
@@ -144,7 +170,7 @@ class SftRun(SteppedRun):
             "avg_seq_len": tokens / max(len(rows), 1),
             "too_long": float(left_out),
         }
-        self._report_step(number, counts | stats.values, tokens, began, [e.id for e in examples])
+        self._report_step(number, counts | stats.values, tokens, began, [e.id for e in self._batch(number)])
         self._agree_to_go_on()
 
     def _batch(self, number: int) -> list[Example]:
@@ -153,16 +179,25 @@ class SftRun(SteppedRun):
         places = (divmod(index, size) for index in range(first, first + self.course.batch_size))
         return [self.examples.train[self._order(epoch)[place]] for epoch, place in places]
 
-    def _minibatches(self, examples: Sequence[Example]) -> tuple[list[list[Row]], int]:
-        """Rows of every optimizer step, with their weights, and how many answers were left out as too long."""
-        per_batch = len(examples) // self.config.train.minibatches
-        minibatches, left_out = [], 0
-        for first in range(0, len(examples), per_batch):
-            rows, dropped = self._rows(examples[first : first + per_batch])
-            set_weights(rows, "token")
-            minibatches.append(rows)
-            left_out += dropped
-        return minibatches, left_out
+    def _minibatches(self, number: int) -> tuple[list[list[Row]], int]:
+        """Rows of every optimizer step, with their weights, and how many answers were left out."""
+        found, made = self._ahead
+        if found != number:
+            made = self._begin(number)
+        encoded = [future.result() for future in made]
+        if number < self.course.total_steps:
+            self._ahead = (number + 1, self._begin(number + 1))
+        for one in encoded:
+            self._tell(one)
+            set_weights(one.rows, "token")
+        return [one.rows for one in encoded], sum(one.left_out for one in encoded)
+
+    def _begin(self, number: int) -> list[Future[Encoded]]:
+        """Have the rows of a step made."""
+        examples = self._batch(number)
+        size = len(examples) // self.config.train.minibatches
+        parts = [examples[first : first + size] for first in range(0, len(examples), size)]
+        return [self._encoding.submit(self._rows, part) for part in parts]
 
     def _longest_row(self) -> int:
         """Tokens of the longest row of any step, by the longest texts: to tokenise all of them takes too long."""
@@ -170,36 +205,46 @@ class SftRun(SteppedRun):
         rows = [row for number, example in enumerate(texts) for row in self.encoder.rows(example, number)]
         return min(max((row.num_tokens for row in rows), default=0) or self.longest, self.longest)
 
-    def _rows(self, examples: Sequence[Example]) -> tuple[list[Row], int]:
+    def _rows(self, examples: Sequence[Example]) -> Encoded:
         long_memories, misfits = self.encoder.long_memories, self.encoder.misfits
         rows = [row for number, example in enumerate(examples) for row in self.encoder.rows(example, number)]
-        long_memories = self.encoder.long_memories - long_memories
+        kept = [row for row in rows if row.num_tokens <= self.longest]
+        return Encoded(
+            kept,
+            too_long=len(rows) - len(kept),
+            longest=max((row.num_tokens for row in rows), default=0),
+            long_memories=self.encoder.long_memories - long_memories,
+            misfits=self.encoder.misfits - misfits,
+        )
+
+    def _tell(self, encoded: Encoded) -> None:
+        """Warn of each kind of thing that is left out, once."""
         if self.encoder.misfit and not self._told_misfit:
             self._told_misfit = True
             self.monitor.warn(
                 f"{self.examples.path}: traces that the agent cannot take are left out: {self.encoder.misfit}"
             )
-        if long_memories and not self._told_memory:
+        if encoded.long_memories and not self._told_memory:
             self._told_memory = True
             self.monitor.warn(
                 f"{self.examples.path}: memories that do not fit into agent.max_memory_tokens="
                 f"{self.encoder.config.agent.response_limit('update')} are left out: raise it to learn them, too"
             )
-        kept = [row for row in rows if row.num_tokens <= self.longest]
-        if len(kept) < len(rows) and not self._told:
+        if encoded.too_long and not self._told:
             self._told = True
-            longest = max(row.num_tokens for row in rows)
             self.monitor.warn(
                 f"{self.examples.path}: answers that need more than {self.longest} tokens with what comes before them "
-                f"are left out (one has {longest}): the smaller of train.max_tokens_per_mb and the model's context"
+                f"are left out (one has {encoded.longest}): the smaller of train.max_tokens_per_mb and the model's "
+                "context"
             )
-        return kept, len(rows) - len(kept) + long_memories + self.encoder.misfits - misfits
 
     def _measure(self, name: str) -> dict[str, Any]:
         """Held-out loss per answer token, recorded; the same on all ranks."""
         began = time.perf_counter()
         examples = self.examples.heldout[: self.config.eval.num_tasks]
-        rows, _ = self._rows(examples)
+        encoded = self._encoding.submit(self._rows, examples).result()
+        self._tell(encoded)
+        rows = encoded.rows
         if not rows:
             raise UserError(
                 f"{self.examples.path}: every held-out answer needs more than {self.longest} tokens: raise "
