@@ -124,7 +124,8 @@ class RolloutRun:
         agent, window = make_agent(config, self.tokenizer), context_window(lm, config.model)
         check_window(agent, window)
         stop_here = self.stop if world.size == 1 else lambda: False
-        leave_out_misfits(self.source, agent)
+        if told := leave_out_misfits(self.source, agent):
+            self.monitor.warn(told)
         course = Schedule(1, 1, 1, 1)  # nothing is trained: only `groups` of the sampler is used
         ids = stop_token_ids(lm, self.tokenizer)
         reward = make_reward(config, self.tokenizer)

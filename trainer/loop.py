@@ -60,7 +60,8 @@ class TrainingRun(SteppedRun):
         self.tokenizer = load_tokenizer(model_folder)
         origin = Origin(model_folder, config, world)
         agent = make_agent(config, self.tokenizer)
-        leave_out_misfits(self.source, agent)
+        if told := leave_out_misfits(self.source, agent):
+            self.monitor.warn(told)
         self.idle_in_row, self.told_room = 0, False
         self.evaluates = self._holds_out()
         kept = config.eval.save_trajectories if world.is_main else 0

@@ -49,7 +49,8 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
         rows.append(("last record", f"{duration(status.silence)} ago"))
     explained = explain(status)
     rows += [("why" if not place else "", line) for place, line in enumerate(explained.lines)]
-    rows += [("warning", warning) for warning in history.warnings[-SHOWN_WARNINGS:]]
+    newest = list(dict.fromkeys(reversed(history.warnings)))[:SHOWN_WARNINGS]  # attempts may repeat one
+    rows += [("warning", warning) for warning in reversed(newest)]
     rows.append(("folder", str(run.logs)))
     if status.state in ("interrupted", "killed", "failed", "new"):
         failed = status.state == "failed"

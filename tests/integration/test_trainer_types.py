@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from evalparts import chat_checkpoint
 from runs import Forks, NewTrial, Trial, command
 
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.final_evaluation import read_summary, summary_lines
+from clusterkit.runs.status import observe
 from clusterkit.runs.trials import TrialState, choose_trial
+from clusterkit.ui.run_status import status_lines
 
 NAMES, THINGS = ("ada", "bo", "cleo"), ("lamp", "chair", "table", "spoon")
 COUNT = 12 * 3
@@ -232,6 +237,32 @@ def test_more_tasks_and_other_settings(forks: Forks, new_trial: NewTrial) -> Non
     trial.change(**{"eval.split": "dev", "eval.num_tasks": 20})
     assert forks.run(trial) == 2
     assert "eval.split: test -> dev" in trial.said()
+
+
+@pytest.mark.parametrize("kind", ["null", "grpo"])
+def test_status_tells_how_many_questions_are_too_long_for_the_agent(
+    forks: Forks, new_trial: NewTrial, tmp_path: Path, mini_hotpotqa: Path, kind: str
+) -> None:
+    lines = (mini_hotpotqa / "questions.jsonl").read_text().splitlines()
+    limit = sorted(len(json.loads(line)["question"]) for line in lines)[len(lines) // 2]
+    task = {"name": "hotpotqa", "path": str(mini_hotpotqa), "num_documents": 3}
+    agent = {"template": "memagent", "chunk_tokens": 160, "max_question_tokens": limit, "max_memory_tokens": 8}
+    model = chat_checkpoint(tmp_path / "model", window=2048)
+    settings = {"model.path": str(model), "task": task, "agent": agent, "trainer.type": kind, "eval.every_steps": 0}
+    trial = new_trial(**settings, **{"train.total_steps": 1, "rollout.batch_size": 1, "eval.num_tasks": 1})
+
+    assert forks.run(trial) == 0, trial.said()
+
+    (shown,) = [line for line in shown_status(trial) if line.startswith("warning") and "max_question_tokens" in line]
+    assert re.search(r"[1-7] of 8 questions for training and \d of 4 held-out ones are over", shown)
+    again = {"kind": "warning", "time": trial.records()[-1]["time"], "attempt": 2, "message": shown.split(None, 1)[1]}
+    with (trial.paths.logs / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(again) + "\n")
+    assert shown_status(trial).count(shown) == 1, "the next attempt's is the same"
+
+
+def shown_status(trial: Trial) -> list[str]:
+    return status_lines(observe(run_directory(trial), time.time()))
 
 
 def test_greedy_trajectories_of_training_tasks(forks: Forks, new_trial: NewTrial) -> None:

@@ -131,7 +131,7 @@ def test_real_questions_that_the_supervised_start_has_not_seen_are_taken_before_
 
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_questions_over_the_agents_limit_are_left_out_before_the_run_comes_to_them(
-    mini_hotpotqa: Path, share: float | None, caplog: pytest.LogCaptureFixture
+    mini_hotpotqa: Path, share: float | None
 ) -> None:
     def prepared(questions: list[dict], documents: list[dict]) -> None:
         every_second_is_made(questions, documents)
@@ -142,13 +142,14 @@ def test_questions_over_the_agents_limit_are_left_out_before_the_run_comes_to_th
     before, held = tasks.train_size, len(all_heldout(tasks))
     agent = small_parts("agent.max_question_tokens=100").agent
 
-    leave_out_misfits(tasks, agent)
+    told = leave_out_misfits(tasks, agent)
 
     assert 0 < tasks.train_size < before
     for task in [*map(tasks.train, range(3 * before)), *all_heldout(tasks)]:
         agent.prepare(task)  # raises where the question is too long
-    told = f"{before - tasks.train_size} questions for training and {held - len(all_heldout(tasks))} held-out ones"
-    assert told in caplog.text
+    out, out_held = before - tasks.train_size, held - len(all_heldout(tasks))
+    assert told.startswith(f"{out} of {before} questions for training and {out_held} of {held} held-out ones are over")
+    assert not leave_out_misfits(tasks, agent), "nothing is left to leave out"
     with pytest.raises(UserError, match="all questions are over"):
         leave_out_misfits(tasks, small_parts("agent.max_question_tokens=1").agent)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 from builders import byte_tokenizer
+from tokenizers import normalizers, pre_tokenizers
 
 from clusterkit.config.resolve import resolve
 from trainer.agents.memagent import MemAgent
-from trainer.config_agents import MemagentConfig
+from trainer.agents.single_turn import SingleTurn
+from trainer.config_agents import MemagentConfig, SingleTurnConfig
 from trainer.errors import UserError
 from trainer.tasks.recall import Recall
 from trainer.types import Task
@@ -24,6 +27,37 @@ TOKENIZER = make_tokenizer([*WORDS, "none", "q"])
 def make_agent(**settings: object) -> MemAgent:
     limits = {"chunk_tokens": 4, "max_question_tokens": 3, "max_memory_tokens": 5, "max_final_tokens": 6}
     return MemAgent(MemagentConfig.model_validate({"template": "words", **limits, **settings}), TOKENIZER)
+
+
+def odd_tokenizer() -> Any:
+    """A tokenizer that takes letters apart, puts a blank before a text and is asked by its file to truncate."""
+    tokenizer = byte_tokenizer(merges=[("s", "o"), ("so", "so")])
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer, backend.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.enable_truncation(2)
+    return tokenizer
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), odd_tokenizer(), TOKENIZER])
+def test_all_questions_are_judged_as_prepare_judges_each_by_itself(tokenizer: Any) -> None:
+    texts = ["w1 q", "so" * 9, "x" * 20, "x" * 21, "é" * 8, "ﷺ", "ﷺ" * 2, "none " * 4, "", "[user]", "so" * 40]
+    tasks = [Task(str(number), text, ("a",), context="q") for number, text in enumerate(texts)]
+    agents = [
+        MemAgent(make_agent(max_question_tokens=20, chunk_tokens=99).config, tokenizer),
+        SingleTurn(SingleTurnConfig(template="words", max_question_tokens=24), tokenizer),
+        SingleTurn(SingleTurnConfig(template="words", max_question_tokens=150), tokenizer),
+    ]
+
+    for agent in agents:
+        assert agent.fits(tasks) == [is_prepared(agent, task) for task in tasks]
+
+
+def is_prepared(agent: MemAgent | SingleTurn, task: Task) -> bool:
+    try:
+        agent.prepare(task)
+    except UserError:
+        return False
+    return True
 
 
 def words(chunks: list[list[int]]) -> list[str]:

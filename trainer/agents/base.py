@@ -81,9 +81,9 @@ class TurnSampler:
 class AnyAgent(Protocol):
     """What the rollout controller needs of an agent, which is made from (its section, tokenizer).
 
-    An agent may also have `check_window` (see the function of that name), `fits(task)`, whether a task's question is
-    within its limits (asked before the run, of a task without its context), and `sections_read(task, trajectory)`, a
-    `SectionRead` for each section of the document.
+    An agent may also have `check_window` (see the function of that name), `fits(tasks)`, whether each task's question
+    is within its limits (asked before the run, of tasks without their context), and `sections_read(task, trajectory)`,
+    a `SectionRead` for each section of the document.
     Ours have `builtin = True`: when all trajectories fail, the user's class is not to blame.
     """
 

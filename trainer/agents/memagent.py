@@ -10,11 +10,12 @@ overflow) and everything out of the ordinary is counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.agents.base import RolloutOptions, SectionRead, TurnSampler, limit_chunks, split_chunks
-from trainer.agents.template import Prompts, encode, make_prompts
+from trainer.agents.template import Prompts, encode, make_prompts, within
 from trainer.config_agents import OverwritingAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
@@ -94,11 +95,9 @@ class MemAgent:
         first = self.update_prompt(question, self.prompts.no_memory, kept[0]) if kept else []
         return PreparedTask(task, question, kept, dropped, first)
 
-    def fits(self, task: Task) -> bool:
-        """Whether the question is within agent.max_question_tokens."""
-        limit = self.config.max_question_tokens
-        # A token has at least one byte: most questions are known to be short enough without tokenising them.
-        return len(task.question.encode()) <= limit or len(encode(self.tokenizer, task.question)) <= limit
+    def fits(self, tasks: Sequence[Task]) -> list[bool]:
+        """Whether each question is within agent.max_question_tokens."""
+        return within(self.tokenizer, [task.question for task in tasks], self.config.max_question_tokens)
 
     def _limit(self, task: Task, chunks: list[list[int]]) -> tuple[list[list[int]], int]:
         """At most `max_chunks` chunks: the first and last halves of the document's ids."""

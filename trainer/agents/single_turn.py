@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.agents.base import RolloutOptions, TurnSampler
-from trainer.agents.template import prompt_ids
+from trainer.agents.template import encode, prompt_text, within
 from trainer.config_agents import QuestionAgentConfig
 from trainer.engines.base import Engine
 from trainer.errors import UserError
@@ -48,18 +49,31 @@ class SingleTurn:
             )
         return Prompted(task, ids)
 
-    def fits(self, task: Task) -> bool:
-        """Whether the prompt is within agent.max_question_tokens."""
-        limit = self.config.max_question_tokens
-        # A token has at least one byte: most prompts are known to be short enough without tokenising them.
-        return len(task.question.encode()) + MARK_TOKENS <= limit or len(self._ids(task.question)) <= limit
+    def fits(self, tasks: Sequence[Task]) -> list[bool]:
+        """Whether each prompt is within agent.max_question_tokens."""
+        limit, questions = self.config.max_question_tokens, [task.question for task in tasks]
+        # Short ones need no template; see `within`.
+        fits = [question.isascii() and len(question) + MARK_TOKENS <= limit for question in questions]
+        for whole in (True, False):
+            numbers = [n for n, q in enumerate(questions) if not fits[n] and self._is_whole(q) == whole]
+            texts = [questions[n] if whole else self._text(questions[n]) for n in numbers]
+            for n, fit in zip(numbers, within(self.tokenizer, texts, limit, special=whole), strict=True):
+                fits[n] = fit
+        return fits
 
     def _ids(self, question: str) -> list[int]:
-        if any(mark in question for mark in self._marks):
+        if self._is_whole(question):
             # As AReaL does it: the tokenizer puts its own first token before a whole prompt, where it has one.
             return list(self.tokenizer(question)["input_ids"])
+        return encode(self.tokenizer, self._text(question))
+
+    def _is_whole(self, question: str) -> bool:
+        """Whether a question has the chat template's marks already."""
+        return any(mark in question for mark in self._marks)
+
+    def _text(self, question: str) -> str:
         lacks = "the model's tokenizer has no chat template and the prompts are none by themselves"
-        return prompt_ids(self.tokenizer, question, self.config, lacks)
+        return prompt_text(self.tokenizer, question, self.config, lacks)
 
     async def rollout(self, prepared: Prompted, engine: Engine, options: RolloutOptions) -> Trajectory:
         """Sample one response."""

@@ -7,7 +7,7 @@ sent are the ids that are trained on (MemAgent's TokenTemplate idea).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from trainer.errors import UserError
 from trainer.wording import NO_MEMORY
 
 INSTRUCTED = "use an instruction-tuned checkpoint"
+ADDED_TOKENS = 8
+"""An upper bound of what tokenizers put before a text by themselves: a first token, a blank."""
 PLACEHOLDER = re.compile(r"\{(problem|memory|section)\}")
 
 
@@ -119,6 +121,23 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def within(tokenizer: Any, texts: Sequence[str], limit: int, *, special: bool = False) -> list[bool]:
+    """Whether each text has at most `limit` tokens. special: with those that the tokenizer adds by itself."""
+    # A token of ASCII text has at least one character. Others may be taken apart first, as Unicode's normal forms do.
+    fits = [text.isascii() and len(text) + ADDED_TOKENS <= limit for text in texts]
+    unknown = [number for number, known in enumerate(fits) if not known]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    tokenizer("")  # has a fast tokenizer forget a truncation that its file asks for
+    asked = [texts[number] for number in unknown]
+    if backend is not None:
+        lengths = [len(made) for made in backend.encode_batch_fast(asked, add_special_tokens=special)]
+    else:
+        lengths = [len(tokenizer(text, add_special_tokens=special)["input_ids"]) for text in asked]
+    for number, length in zip(unknown, lengths, strict=True):
+        fits[number] = length <= limit
+    return fits
+
+
 def make_prompts(tokenizer: Any, config: OverwritingAgentConfig) -> Prompts:
     """Tokenise the configured wording, inside the tokenizer's chat template (one user message, generation prompt)."""
     section_first = config.prompt_order == "section_first"
@@ -154,8 +173,13 @@ def user_prompt(
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
 
 
-def prompt_ids(tokenizer: Any, text: str, config: AgentConfig, lacks: str) -> list[int]:
-    """Token ids of a text as one user's message, in the agent's kind of template. lacks, raises: see `user_prompt`."""
+def prompt_text(tokenizer: Any, text: str, config: AgentConfig, lacks: str) -> str:
+    """A text as one user's message, in the agent's kind of template. lacks, raises: see `user_prompt`."""
     if config.template == "words":
-        return encode(tokenizer, f"<u> {text} <a>")
-    return encode(tokenizer, user_prompt(tokenizer, text, lacks, thinking=config.enable_thinking))
+        return f"<u> {text} <a>"
+    return user_prompt(tokenizer, text, lacks, thinking=config.enable_thinking)
+
+
+def prompt_ids(tokenizer: Any, text: str, config: AgentConfig, lacks: str) -> list[int]:
+    """Token ids of `prompt_text`."""
+    return encode(tokenizer, prompt_text(tokenizer, text, config, lacks))

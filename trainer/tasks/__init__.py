@@ -36,17 +36,19 @@ def make_source(config: RunConfig) -> TaskSource:
     return source
 
 
-def leave_out_misfits(source: TaskSource, agent: object) -> None:
+def leave_out_misfits(source: TaskSource, agent: object) -> str:
     """Leave out tasks whose question the agent can tell is too long for it, where both know how (`keep`, `fits`).
 
     Without it a run would end when it comes to that task, perhaps after days.
+
+    Returns:
+        How many are left out, as a sentence for the user; empty: none.
 
     Raises:
         UserError: none is left.
     """
     keep, fits = getattr(source, "keep", None), getattr(agent, "fits", None)
-    if keep is not None and fits is not None:
-        keep(fits)
+    return keep(fits) or "" if keep is not None and fits is not None else ""
 
 
 def _own(config: RunConfig) -> TaskSource:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,6 @@ from trainer.seeding import derive_seed, shuffled_numbers
 from trainer.types import Task
 
 Split = Literal["dev", "test"]
-
-log = logging.getLogger(__name__)
 
 
 class TaskSource(Protocol):
@@ -85,19 +82,31 @@ class RowSource(ABC, Generic[R]):
     def asked(self, row: R) -> Task:
         """A row's question alone, without its context."""
 
-    def keep(self, fits: Callable[[Task], bool]) -> None:
-        """Leave out rows whose question is too long, as AReaL and verl do. Raises UserError: none is left."""
-        train = [row for row in self.rows if fits(self.asked(row))]
+    def keep(self, fits: Callable[[Sequence[Task]], Sequence[bool]]) -> str:
+        """Leave out rows whose question is too long, as AReaL and verl do. Raises UserError: none is left.
+
+        fits: whether each task's question is short enough.
+
+        Returns:
+            How many are left out, as a sentence for the user; empty: none.
+        """
+        train = self._fitting(self.rows, fits)
         if not train:
             raise UserError(f"{self.place}: all {self.rows_are} are over agent.max_question_tokens: raise it")
-        heldout = {name: [row for row in side if fits(self.asked(row))] for name, side in self.heldout_rows.items()}
-        held = sum(map(len, self.heldout_rows.values())) - sum(map(len, heldout.values()))
-        if len(train) < self.train_size or held:
-            log.warning(
-                "%s: %d %s for training and %d held-out ones are over agent.max_question_tokens: they are left out",
-                *(self.place, self.train_size - len(train), self.rows_are, held),
-            )
-            self.set_rows(train, heldout)
+        heldout = {name: self._fitting(side, fits) for name, side in self.heldout_rows.items()}
+        all_held = sum(map(len, self.heldout_rows.values()))
+        left, held = self.train_size - len(train), all_held - sum(map(len, heldout.values()))
+        if not left and not held:
+            return ""
+        told = (
+            f"{left} of {self.train_size} {self.rows_are} for training and {held} of {all_held} held-out ones are over "
+            f"agent.max_question_tokens: they are left out ({self.place})"
+        )
+        self.set_rows(train, heldout)
+        return told
+
+    def _fitting(self, rows: Sequence[R], fits: Callable[[Sequence[Task]], Sequence[bool]]) -> list[R]:
+        return [row for row, kept in zip(rows, fits([self.asked(row) for row in rows]), strict=True) if kept]
 
     def train(self, index: int) -> Task:
         """See TaskSource; every epoch has an order of its own."""
