@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from evaluation.config import EvalConfig
+from evaluation.reader import TooLong, prepared
 from trainer.agents.base import RolloutOptions
 from trainer.agents.memagent import MemAgent, PreparedTask
 from trainer.agents.template import encode
@@ -45,9 +46,9 @@ class AgentReader:
             self.agent = MemAgent(self.agent.config.model_copy(update=limits), tokenizer)
         self.agent.check_window(window)
 
-    def prepare(self, tasks: Sequence[Task]) -> list[PreparedTask]:
+    def prepare(self, tasks: Sequence[Task]) -> list[PreparedTask | TooLong]:
         """See `Reader`."""
-        return [self.agent.prepare(self._fitting(self._found(task))) for task in tasks]
+        return [prepared(self.agent.prepare, self._fitting(self._found(task))) for task in tasks]
 
     def _found(self, task: Task) -> Task:
         if self.find is None:

@@ -15,6 +15,8 @@ from evaluation.grade import Grader
 from evaluation.methods import make_reader
 from evaluation.plan import Row
 from evaluation.progress import say
+from evaluation.reader import TooLong
+from evaluation.results import too_long_note
 from evaluation.runner import Loaded, Runner
 from evaluation.steps import weights_stamp
 from trainer.errors import RunError, UserError
@@ -87,6 +89,10 @@ def _load(config: EvalConfig, row: Row, tokenizer: Any, window: int) -> Loaded:
         prepared = reader.prepare(tasks)
     except UserError as error:
         raise UserError(f"{row.name}: {error}") from error
+    if too_long := [one for one in prepared if isinstance(one, TooLong)]:
+        if len(too_long) == len(tasks):
+            raise UserError(f"{row.name}: all {len(tasks)} questions are too long. The first: {too_long[0].reason}")
+        say(too_long_note(row.name, len(too_long), len(tasks), too_long[0].reason))
     return Loaded(row, reader, tasks, prepared)
 
 
@@ -96,10 +102,10 @@ def _begin(one: Loaded, versions: dict[str, str]) -> None:
     for task, prepared in zip(one.tasks, one.prepared, strict=True):
         line: dict[str, Any] = {"id": task.id, "question": task.question, "answers": list(task.answers)}
         line["meta"] = task.meta
-        if one.row.method is None:
+        if one.row.method is None and not isinstance(prepared, TooLong):
             line["prompt"] = one.reader.first_prompt(prepared)
         questions.append(line)
-    first = one.reader.first_prompt(one.prepared[0])
+    first = one.reader.first_prompt(next(p for p in one.prepared if not isinstance(p, TooLong)))
     details = {
         "name": one.row.name,
         "source": one.row.suite.source,

@@ -16,7 +16,7 @@ from evaluation.intervals import compare, f1_by_form, f1_differences
 from evaluation.plan import RECORDS, Row, choose_kind, make_rows
 from evaluation.progress import say
 from evaluation.record import digest, disk_failure, output_lock
-from evaluation.results import RESULTS, find_results, read_results, row_results
+from evaluation.results import RESULTS, find_results, note_of_record, read_results, row_results
 from evaluation.steps import checkpoint_sha256, keep_scores, told_base, weights_stamp
 from trainer.assets import resolve_model
 from trainer.files import write_atomic
@@ -76,9 +76,9 @@ def _results(config: EvalConfig, folder: Path, checkpoint: str, kind: str, rows:
         numbers |= {"suite": row.suite.name, "method": row.method, "record": f"{RECORDS}/{row.record.folder.name}"}
         numbers["verdicts"] = row.record.verdicts.path.name
         numbers["f1"] = f1_by_form(numbers["questions"])
-        found.append(
-            numbers | {"source": row.suite.source, "inputs": row.record.inputs, "notes": list(row.suite.notes)}
-        )
+        too_long = note_of_record(row.record, numbers)
+        notes = [*row.suite.notes, *([too_long] if too_long else [])]
+        found.append(numbers | {"source": row.suite.source, "inputs": row.record.inputs, "notes": notes})
     complete = bool(found) and all(row["num_questions"] and not row["missing"] for row in found)
     return {
         "status": "complete" if complete else "incomplete",
@@ -111,6 +111,7 @@ def _write(place: Path, results: dict[str, Any]) -> None:
     texts = [table.areal_table(rows), table.detail_table(rows), table.qa_table(rows), table.memory_table(rows)]
     texts += [table.f1_table(rows), table.difference_table(results["differences"])]
     texts.append(table.comparison_table(results["comparisons"]))
+    texts += table.too_long_notes(rows)
     try:
         place.mkdir(parents=True, exist_ok=True)
         write_atomic(place / "table.txt", "\n\n".join(text for text in texts if text) + "\n")

@@ -38,6 +38,8 @@ class Grader:
         """The verdict on a sample, as a line of the record."""
         text = str(sample["text"])
         line = {"id": sample["id"], "sample": sample["sample"], "text_sha": text_sha(text)}
+        if reason := sample.get("too_long"):
+            return {**line, "answer": "", "right": False, "score": 0.0, "reason": str(reason)}
         if grading == "math":
             found = final_answer(text, self.config.last_number)
             line |= {"answer": found.text[:2000], "how": found.how}

@@ -97,7 +97,8 @@ def compare(now: dict[str, Any], then: dict[str, Any], name: str) -> list[dict[s
     """Two results, question by question, for every row and measure that both have.
 
     flips: ids of the questions whose score went up (gained) or down (lost). Questions that only one of them has stay
-    out; `questions` says how many were compared. interval: of the difference (`intervals.bootstrap`, paired).
+    out; `questions` says how many were compared, `too_long` how many of these were too long to be asked, then and now,
+    which counts as wrong. interval: of the difference (`intervals.bootstrap`, paired).
     """
     earlier = {row["dataset"]: row for row in then["rows"]}
     found = []
@@ -115,12 +116,14 @@ def compare(now: dict[str, Any], then: dict[str, Any], name: str) -> list[dict[s
                 continue
             before, after = [b for _, b, _ in shared], [a for _, _, a in shared]
             test = metrics.paired_test(before, after)
+            too_long = [sum(bool(of["questions"][q].get("too_long")) for q, _, _ in shared) for of in (old, row)]
             found.append(
                 {
                     "dataset": row["dataset"],
                     "against": name,
                     "measure": measure,
                     "questions": len(shared),
+                    "too_long": too_long,
                     "before": metrics.mean(before),
                     "after": metrics.mean(after),
                     "difference": test.difference,

@@ -7,6 +7,7 @@ problems have AReaL's names where it has them; their text is tokenised as it is,
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from typing import Any
 from evaluation.agent_reader import AgentReader
 from evaluation.config import FOUND, MOST_GENERATED, EvalConfig, Method
 from evaluation.memory import Judged, StructuredMemory
-from evaluation.reader import Reader
+from evaluation.reader import Reader, TooLong, prepared
 from evaluation.suites.base import Suite
 from trainer.agents.base import RolloutOptions
 from trainer.agents.single_turn import SingleTurn
@@ -24,7 +25,7 @@ from trainer.bm25 import bm25s
 from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, SingleTurnConfig
 from trainer.config_choice import as_class
 from trainer.engines.base import Engine
-from trainer.errors import UserError
+from trainer.errors import QuestionTooLongError, UserError
 from trainer.rewards.sources import needs_judge
 from trainer.types import SamplingParams, Task, Trajectory, Turn
 
@@ -103,10 +104,10 @@ class SinglePrompt:
     ) -> None:
         self.tokenizer, self.window, self.limit, self.prompt, self.find = tokenizer, window, limit, prompt, find
 
-    def prepare(self, tasks: Sequence[Task]) -> list[Prepared]:
+    def prepare(self, tasks: Sequence[Task]) -> list[Prepared | TooLong]:
         """See `Reader`."""
-        made = [self._ids(task) for task in tasks]
-        longest = max(len(ids) for ids, _ in made)
+        made = [prepared(self._checked, task) for task in tasks]
+        longest = max((len(one[0]) for one in made if not isinstance(one, TooLong)), default=0)
         limit = self.limit or min(MOST_GENERATED, self.window - longest)
         if limit < 1 or longest + limit > self.window:
             room = self.window - longest
@@ -115,7 +116,10 @@ class SinglePrompt:
                 f"a response of {limit} tokens and the longest prompt of {longest} tokens are more than the context "
                 f"window of {self.window} tokens: {fits}; or take a model with a longer one"
             )
-        return [Prepared(task, ids, limit, cut) for task, (ids, cut) in zip(tasks, made, strict=True)]
+        return [
+            one if isinstance(one, TooLong) else Prepared(task, one[0], limit, one[1])
+            for task, one in zip(tasks, made, strict=True)
+        ]
 
     def first_prompt(self, prepared: Prepared) -> str:
         """See `Reader`."""
@@ -133,6 +137,16 @@ class SinglePrompt:
         turns = [Turn("final", prepared.ids, completion)]
         return Trajectory(prepared.task.id, turns, 0.0, answer_text=text, counters=counters)
 
+    def _checked(self, task: Task) -> tuple[list[int], int]:
+        """Token ids of a task's prompt, and how many of the document were cut out. Raises QuestionTooLongError."""
+        ids, cut = self._ids(task)
+        if len(ids) >= self.window:
+            raise QuestionTooLongError(
+                f"task {task.id}: the prompt has {len(ids)} tokens and the context window {self.window}: take a model "
+                "with a longer one"
+            )
+        return ids, cut
+
     def _ids(self, task: Task) -> tuple[list[int], int]:
         if self.find is None:
             return encode(self.tokenizer, self.prompt(task, "")), 0
@@ -143,6 +157,11 @@ class SinglePrompt:
             return ids, 0
         document = encode(self.tokenizer, shown)
         bare = len(encode(self.tokenizer, self.prompt(task, "")))
+        if bare > room:
+            raise QuestionTooLongError(
+                f"task {task.id}: the prompt has {bare} tokens without any document, and the context window leaves "
+                f"{room} beside the response: take a model with a longer one"
+            )
         # Text that is cut between tokens may take a few more of them when it is put together again.
         keep = max(room - bare - 16, 0)
         head, tail = document[: keep // 2], document[len(document) - (keep - keep // 2) :]
@@ -158,7 +177,7 @@ class Trained(SinglePrompt):
         super().__init__(tokenizer, window, limit, lambda task, _: task.question)
         agent = as_class(SingleTurnConfig, config.agent)
         # The limit on questions is for the training's memory: here the window decides.
-        self.agent = SingleTurn(agent.model_copy(update={"max_question_tokens": window}), tokenizer)
+        self.agent = SingleTurn(agent.model_copy(update={"max_question_tokens": sys.maxsize}), tokenizer)
 
     def _ids(self, task: Task) -> tuple[list[int], int]:
         return self.agent.prepare(task).ids, 0

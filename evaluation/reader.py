@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainer.agents.base import RolloutOptions
 from trainer.engines.base import Engine
+from trainer.errors import QuestionTooLongError
 from trainer.types import Task, Trajectory
 
 
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """In place of a question that is too long for a way to answer: it counts as asked and wrong."""
+
+    reason: str
+
+
+def prepared(prepare: Callable[[Task], Any], task: Task) -> Any:
+    """What `prepare` makes of a task; `TooLong` where its question is."""
+    try:
+        return prepare(task)
+    except QuestionTooLongError as error:
+        return TooLong(str(error))
+
+
 class Reader(Protocol):
-    """A way to answer; `prepare` raises UserError for a task that does not fit."""
+    """A way to answer; `prepare` raises UserError for a task that does not fit for another reason than its question."""
 
     def prepare(self, tasks: Sequence[Task]) -> list[Any]:
-        """What `answer` takes, for every task: limits checked, token ids made once per question."""
+        """What `answer` takes, for every task: limits checked, token ids made once per question; or `TooLong`."""
 
     def first_prompt(self, prepared: Any) -> str:
         """The first prompt that the model is sent, as text."""

@@ -20,6 +20,7 @@ def row_results(
 ) -> dict[str, Any]:
     """All numbers of a row. Answers that are missing, failed or without a verdict count as wrong, and are counted.
 
+    Questions that are too long to be asked are wrong, too: `too_long` says how many.
     Accuracies are from 0 to 1, lengths in tokens (of the answers that are there). `questions` holds the score of every
     question: greedy (0 to 1 or None), and the mean and number right of its samples; of question answering also F1 and
     exact match (of the greedy answer, else the mean of the samples) and the form that is asked for, where it is known.
@@ -29,6 +30,7 @@ def row_results(
     greedy_scores = [outcomes[q, GREEDY]["score"] for q in questions] if greedy else []
     sample_scores = [metrics.mean([o["score"] for o in per_question[q]]) for q in questions] if samples else []
     answered = [o for o in outcomes.values() if o["there"]]
+    by_question = {q: [*([outcomes[q, GREEDY]] if greedy else []), *per_question[q]] for q in questions}
     row: dict[str, Any] = {
         "dataset": dataset,
         "num_questions": len(questions),
@@ -71,7 +73,8 @@ def row_results(
         "answers": len(outcomes),
         "missing": len(outcomes) - len(answered),
         "failed": sum(bool(o["error"]) for o in outcomes.values()),
-        "no_answer": sum(not o["answer"] for o in answered),
+        "too_long": sum(any(o["too_long"] for o in of) for of in by_question.values()),
+        "no_answer": sum(not o["answer"] and not o["too_long"] for o in answered),
         "cut_off": sum(o["cut"] for o in answered),
         "grading_gave_up": sum(o["reason"].startswith("gave up") for o in answered),
         "shortened_documents": sum("truncated_context" in o["counters"] for o in answered),
@@ -81,11 +84,28 @@ def row_results(
                 "sampled": metrics.mean([o["score"] for o in per_question[q]]) if samples else None,
                 "right": right[q],
                 **of_question[q],
+                **({"too_long": True} if any(o["too_long"] for o in by_question[q]) else {}),
             }
             for q in questions
         },
     }
     return row
+
+
+def too_long_note(name: str, count: int, total: int, reason: str) -> str:
+    """The sentence about questions of a row that were too long to be asked. reason: of the first of them."""
+    return (
+        f"{name}: questions that are too long: {count} of {total}; they count as asked and wrong. The first: {reason}"
+    )
+
+
+def note_of_record(record: RowRecord, row: dict[str, Any]) -> str:
+    """`too_long_note` of a row's numbers; empty where no question was too long."""
+    found = [q for q, question in row["questions"].items() if question.get("too_long")]
+    if not found:
+        return ""
+    reason = next(str(line["too_long"]) for (q, _), line in record.samples.entries.items() if q == found[0])
+    return too_long_note(row["dataset"], len(found), row["num_questions"], reason)
 
 
 def _outcome(record: RowRecord, key: tuple[str, str]) -> dict[str, Any]:
@@ -101,6 +121,7 @@ def _outcome(record: RowRecord, key: tuple[str, str]) -> dict[str, Any]:
         "score": float(verdict.get("score", 0.0)),
         "right": bool(verdict.get("right", False)),
         "answer": str(verdict.get("answer", "")),
+        "too_long": answered and bool(sample.get("too_long")),
         "reason": str(verdict.get("reason", "")),
         "metrics": verdict.get("metrics") or {},
         "length": sample.get("length", 0),
@@ -110,7 +131,7 @@ def _outcome(record: RowRecord, key: tuple[str, str]) -> dict[str, Any]:
 
 
 def _length(outcomes: Sequence[dict[str, Any]]) -> float | None:
-    lengths = [o["length"] for o in outcomes if o["there"]]
+    lengths = [o["length"] for o in outcomes if o["there"] and not o["too_long"]]
     return metrics.mean(lengths) if lengths else None
 
 

@@ -14,7 +14,7 @@ from evaluation.grade import Grader
 from evaluation.openai_engine import ServerGoneError
 from evaluation.plan import Row
 from evaluation.progress import Progress
-from evaluation.reader import Reader
+from evaluation.reader import Reader, TooLong
 from evaluation.record import GREEDY, Key
 from trainer.agents.base import RolloutOptions
 from trainer.engines.base import EngineError, EngineGoneError
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class Loaded:
-    """A row with its questions, ready to be asked. prepared: one per task, in order."""
+    """A row with its questions, ready to be asked. prepared: one per task, in order; `TooLong` where it cannot be."""
 
     row: Row
     reader: Reader
@@ -92,8 +92,12 @@ class Runner:
             task.cancel()
 
     async def _one(self, gate: asyncio.Semaphore, progress: Progress, loaded: Loaded, number: int, key: Key) -> None:
-        async with gate:
-            sample = await self._answer(loaded, number, key)
+        found = loaded.prepared[number]
+        if isinstance(found, TooLong):
+            sample = too_long_line(key, found)
+        else:
+            async with gate:
+                sample = await self._answer(loaded, number, key)
         loaded.row.record.samples.append(sample)
         progress.add(int(sample.get("sampled_tokens", 0)), bool(sample.get("error")))
         if not sample.get("error"):
@@ -131,6 +135,13 @@ class Runner:
         truths = loaded.truths[str(sample["id"])]
         verdict = await self.grader.verdict(loaded.row.suite.grading, truths, sample)
         loaded.row.record.verdicts.append(verdict)
+
+
+def too_long_line(key: Key, found: TooLong) -> dict[str, Any]:
+    """What is kept of a question that cannot be asked: an empty answer, which says why it is wrong."""
+    numbers = dict.fromkeys(("length", "prompt_tokens", "sampled_tokens", "turns"), 0)
+    line = {"id": key[0], "sample": key[1], "text": "", "too_long": found.reason, "finish": "too_long"}
+    return {**line, **numbers, "counters": {}}
 
 
 def sample_line(trajectory: Trajectory, began: float, loaded: Loaded) -> dict[str, Any]:

@@ -116,6 +116,11 @@ def _memory_cells(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [f"{100 * sum(scores) / len(scores):.1f}", mean]
 
 
+def too_long_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What is told of rows with questions that are too long to be asked (`evaluation.results.too_long_note`)."""
+    return [row["notes"][-1] for row in rows if row.get("too_long")]
+
+
 def comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:
     """Against earlier results: accuracies, questions that changed, p-values; empty without any."""
     header = ("dataset", "against", "measure", "then", "now", "difference", "95 %", "gained", "lost", "p")
@@ -127,7 +132,14 @@ def comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:
         ]
         for c in comparisons
     ]  # fmt: skip
-    return boxed(header, body) if body else ""
+    too_long = {
+        f"{c['dataset']}: of {c['questions']} compared questions {then} were too long for {c['against']} and {now} are "
+        "now: they count as wrong"
+        for c in comparisons
+        for then, now in [c.get("too_long", (0, 0))]
+        if then != now
+    }
+    return "\n\n".join([boxed(header, body), *sorted(too_long)]) if body else ""
 
 
 def boxed(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

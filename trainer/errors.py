@@ -9,6 +9,10 @@ class UserError(Exception):
     exit_code = 2
 
 
+class QuestionTooLongError(UserError):
+    """A question that is over the agent's limit or the model's context window; others may fit."""
+
+
 class RunError(UserError):
     """The run failed for a reason outside the configuration (disk full, damaged checkpoint). Exit code 1."""
 

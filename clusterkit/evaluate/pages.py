@@ -12,7 +12,7 @@ from clusterkit.evaluate.answers import Answer, Entry, RowAnswers, read_row
 from clusterkit.evaluate.curve import curves
 from clusterkit.ui.markup import Html, join, table, tag
 from clusterkit.ui.page_file import write_page
-from evaluation.table import COLUMNS, areal_cells
+from evaluation.table import COLUMNS, areal_cells, too_long_notes
 
 PAGE = "index.html"
 MOST_QUESTIONS, MOST_ANSWERS, MOST_CHARACTERS = 300, 3, 4000
@@ -33,6 +33,7 @@ def evaluation_page(results: dict[str, Any], folder: Path) -> str:
     parts: list[object] = [
         _heading(f"{Path(results['model_path']).name}", f"{results['status']}; {results['model_path']}"),
         table(COLUMNS, [areal_cells(row) for row in rows]),
+        *(tag("p", note) for note in too_long_notes(rows)),
         _comparisons(results["comparisons"]),
     ]
     for row in rows:

@@ -18,7 +18,7 @@ from trainer.agents.base import RolloutOptions, SectionRead, TurnSampler, limit_
 from trainer.agents.template import Prompts, encode, make_prompts, within
 from trainer.config_agents import OverwritingAgentConfig
 from trainer.engines.base import Engine
-from trainer.errors import UserError
+from trainer.errors import QuestionTooLongError, UserError
 from trainer.types import Task, Trajectory
 
 
@@ -73,13 +73,14 @@ class MemAgent:
         """Tokenise question and document and cut the document into chunks.
 
         Raises:
-            UserError: the question, or a chunk that the task cut itself, is over its limit; or the document has more
-                chunks than `max_chunks` and `overflow` is "error".
+            QuestionTooLongError: the question is over its limit.
+            UserError: a chunk that the task cut itself is; or the document has more chunks than `max_chunks` and
+                `overflow` is "error".
         """
         c = self.config
         question = encode(self.tokenizer, task.question)
         if len(question) > c.max_question_tokens:
-            raise UserError(
+            raise QuestionTooLongError(
                 f"task {task.id}: the question has {len(question)} tokens and agent.max_question_tokens is "
                 f"{c.max_question_tokens}: raise it"
             )

@@ -10,7 +10,7 @@ from trainer.agents.base import RolloutOptions, TurnSampler
 from trainer.agents.template import encode, prompt_text, within
 from trainer.config_agents import QuestionAgentConfig
 from trainer.engines.base import Engine
-from trainer.errors import UserError
+from trainer.errors import QuestionTooLongError
 from trainer.types import Task, Trajectory
 
 MARK_TOKENS = 128
@@ -40,11 +40,11 @@ class SingleTurn:
         return self.config.max_question_tokens + self.config.max_final_tokens
 
     def prepare(self, task: Task) -> Prompted:
-        """Tokenise the prompt. Raises UserError when it is over agent.max_question_tokens."""
+        """Tokenise the prompt. Raises QuestionTooLongError when it is over agent.max_question_tokens."""
         ids = self._ids(task.question)
         limit = self.config.max_question_tokens
         if len(ids) > limit:
-            raise UserError(
+            raise QuestionTooLongError(
                 f"task {task.id}: the prompt has {len(ids)} tokens and agent.max_question_tokens is {limit}: raise it"
             )
         return Prompted(task, ids)

@@ -24,7 +24,7 @@ from clusterkit.ui import output
 from clusterkit.ui.width import terminal_width
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.results import RESULTS, find_results, read_results
-from evaluation.table import PIPED, comparison_table, piped_rows, split_wide
+from evaluation.table import PIPED, comparison_table, piped_rows, split_wide, too_long_notes
 from trainer.config import flatten
 from trainer.errors import UserError
 
@@ -111,6 +111,7 @@ class ScoredPrinter:
         """Print the results of this folder."""
         write_pages(folder)
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        output.notes(too_long_notes(results["rows"]))
         if self._as_json:
             output.line_json(results)
             return
@@ -132,9 +133,11 @@ def _print_results(finished: Finished, as_json: bool) -> None:
     """Write the pages, print the table, and end with code 1 where answers are missing."""
     page = write_pages(finished.folder)
     if as_json:
+        output.notes(too_long_notes(finished.results["rows"]))
         output.result_json(finished.results)
     else:
         if (width := terminal_width()) is None:
+            output.notes(too_long_notes(finished.results["rows"]))
             _print_rows(finished.results)
             if compared := comparison_table(finished.results["comparisons"]):
                 output.note(compared)
