@@ -23,14 +23,21 @@ from run_writer import RunWriter
 from clusterkit.backends.base import Place, RunSelector
 from clusterkit.backends.local import stop
 from clusterkit.backends.local.backend import LocalBackend
+from clusterkit.backends.local.train import prepared
+from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, lock_holder, user_name
 from clusterkit.runs.status import observe
+from clusterkit.runs.trials import run_directory
 from clusterkit.ui.run_status import status_lines
 
 CHILD = """
 import fcntl, json, os, signal, subprocess, sys, time
 from pathlib import Path
 mode, logs, recover = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+if mode == "imports":
+    (logs / "imports").touch()
+    while True:
+        time.sleep(0.05)
 lock = (logs / "run.lock").open("a+")
 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 lock.truncate(0)
@@ -249,6 +256,31 @@ def test_a_second_thought_kills_the_trainer_and_what_it_started(tmp_path: Path) 
 
     assert (code, outcome["status"]) == (130, "interrupted")
     assert "no recover checkpoint yet" in message
+    assert observe(operator.run, time.time()).state == "interrupted"
+
+
+def test_a_run_that_is_interrupted_while_its_trainer_imports_says_so_afterwards(tmp_path: Path) -> None:
+    with operating(tmp_path, "imports") as operator:
+        wait_for((operator.run.logs / "imports").exists)
+        operator.process.send_signal(signal.SIGINT)
+        code, _, outcome, _ = operator.end()
+
+    assert (code, outcome["status"]) == (130, "interrupted")
+    status = observe(operator.run, time.time())
+    assert (status.state, operator.run.has_ended) == ("interrupted", True)
+    assert status.message.startswith("interrupted: there is no recover checkpoint yet")
+
+
+def test_a_run_that_is_interrupted_before_its_trainer_is_started_says_so_afterwards(tmp_path: Path) -> None:
+    config = resolve("tiny", None, [f"fileroot={tmp_path}"]).config
+    run = run_directory(config, "run1")
+
+    with pytest.raises(KeyboardInterrupt), prepared(run, config):
+        raise KeyboardInterrupt
+
+    assert (observe(run, time.time()).state, run.has_ended) == ("interrupted", True)
+    with prepared(run, config) as attempt:
+        assert attempt == 2
 
 
 def test_the_trainers_message_is_told_once_with_its_exit_code(tmp_path: Path) -> None:

@@ -49,7 +49,15 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
         if trial is not None:
             require_unchanged(trial)
         write_config(run, config)
-        yield new_attempt(run)
+        began, before, attempt = time.time(), last_step(run.metrics), new_attempt(run)
+        try:
+            yield attempt
+        except KeyboardInterrupt:
+            if not run.console(attempt).exists():  # its trainer would have told it
+                _record_interruption(
+                    run, attempt, -signal.SIGINT, began, before, "interrupted before the trainer was started"
+                )
+            raise
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,11 @@ def follow(
         ending = run_trainer(argv, run.console(attempt), attempt, poll, interrupted)
         outcome = _outcome(run, attempt, ending, history, again)
         if outcome.status not in ("failed", "killed"):
+            told = history.finish is not None and history.finish.get("attempt") == attempt
+            if outcome.status == "interrupted" and not told:  # during its imports, or killed by a second signal
+                _record_interruption(
+                    run, attempt, ending.returncode, began, before, f"interrupted: {_recover_text(run, history)}"
+                )
             return outcome
         ends.append(ended(run.metrics, attempt, ending.returncode, before))
         verdict = judge(ends, restarts.most, restarts.first_wait)
@@ -133,6 +146,23 @@ def _record_end(run: RunDirectory, attempt: int, mark: dict[str, Any], wait: flo
     """
     with suppress(OSError):  # a full disk
         write_atomic(run.exit_mark(attempt), json.dumps({**mark, "restart_s": wait}))
+
+
+def _record_interruption(run: RunDirectory, attempt: int, code: int, began: float, before: int, message: str) -> None:
+    """Tell, in the words of a trainer that was interrupted, of one that could not do so itself.
+
+    Args:
+        code: how it ended.
+        began: Unix seconds.
+        before: last step of earlier attempts.
+    """
+    command = origin_environment()["CLUSTERKIT_COMMAND"]
+    end = ended(run.metrics, attempt, code, before)
+    record = {"kind": "finish", "time": time.time(), "attempt": attempt, "status": "interrupted"}
+    record |= {"global_step": end.step, "message": message, "crashed": False, "command": command}
+    with suppress(OSError), run.metrics.open("a", encoding="utf-8") as file:  # a full disk
+        file.write(f"{json.dumps(record)}\n")
+    _record_end(run, attempt, end_mark(end, began, command), None)
 
 
 def _record_warning(run: RunDirectory, attempt: int, message: str) -> None:
