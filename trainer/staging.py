@@ -1,10 +1,11 @@
-"""Atomic folders: filled beside their place, synced and renamed. Standard library only."""
+"""Atomic folders: filled beside their place, synced and renamed; temporary ones. Standard library only."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import platform
 import shutil
 import signal
 import tempfile
@@ -34,7 +35,7 @@ def staged_folder(target: Path, replace: bool = False) -> Iterator[Path]:
     with _explained(target):
         parent.mkdir(parents=True, exist_ok=True)
         restore_replaced(target)
-        _sweep(target)
+        _sweep(parent, f".{target.name}.partial-*")
         if target.exists() and not replace:
             raise UserError(f"{target} exists already: remove it, or choose another place")
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=parent))
@@ -78,13 +79,44 @@ def restore_replaced(target: Path) -> None:
         replaced.rename(target)
 
 
-def _sweep(target: Path) -> None:
-    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """Yield an empty folder in TMPDIR, which is removed when the block ends.
+
+    What a killed process of this user and host has left is removed by the next call for the same name.
+    """
+    root, prefix = Path(tempfile.gettempdir()), f"clusterkit-{name}-{platform.node()}-"
+    _sweep(root, f"{prefix}*", own=True)
+    folder, lock = _locked_folder(root, prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(root: Path, prefix: str) -> tuple[Path, int]:
+    """Make a folder and lock it; another process may sweep it away before it is locked."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks, or one who sweeps at this moment
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def _sweep(parent: Path, pattern: str, *, own: bool = False) -> None:
+    """Remove folders of a pattern that no living process has locked. own: those of this user alone."""
+    for leftover in parent.glob(pattern):
         with suppress(OSError):
             descriptor = os.open(leftover, os.O_RDONLY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its owner lives
-                shutil.rmtree(leftover, ignore_errors=True)
+                if not own or os.fstat(descriptor).st_uid == os.getuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its owner lives
+                    shutil.rmtree(leftover, ignore_errors=True)
             finally:
                 os.close(descriptor)
 

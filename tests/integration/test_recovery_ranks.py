@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import TOTAL_STEPS, Attempt, Forks, NewTrial, Trial, assert_same_run, wait_for
+from runs import ENVIRONMENT, TOTAL_STEPS, Attempt, Forks, NewTrial, Trial, assert_same_run, command, wait_for
 from safetensors.torch import load
 
 from clusterkit.runs.trace.heldout import heldout_tasks
@@ -109,6 +109,24 @@ def test_a_killed_rank_and_a_killed_parent(forks: Forks, new_trial: NewTrial, tw
     resumed = [r["resume_step"] for r in trial.records("attempt")]
     assert 0 < resumed[1] < resumed[2] < TOTAL_STEPS
     assert_same_run(trial, two_ranks)
+
+
+def test_a_killed_trainers_folder_in_tmpdir_goes_away_with_the_next_start(new_trial: NewTrial, tmp_path: Path) -> None:
+    trial, folder = new_trial(**{"train.ranks": 2, "train.total_steps": 1}), tmp_path / "tmp"
+    folder.mkdir()
+    environment = {**ENVIRONMENT, "TMPDIR": str(folder)}
+    found = lambda: list(folder.glob("clusterkit-*"))  # noqa: E731
+    with command(trial, env=environment) as process:
+        wait_for(lambda: found() or process.poll() is not None)
+        process.kill()
+    (left,) = found()
+
+    with command(trial, env=environment) as process:
+        _, err = process.communicate(timeout=300)
+
+    assert process.returncode == 0, err
+    assert not left.exists()
+    assert found() == []
 
 
 def test_rank_0_is_killed_in_the_middle_of_a_step(forks: Forks, new_trial: NewTrial, two_ranks: Trial) -> None:

@@ -106,7 +106,7 @@ def test_no_server_is_added_beside_those_that_share_the_ranks_gpus(tmp_path: Pat
 
 def test_what_a_rank_has_left_goes_with_its_folder() -> None:
     host = RankHost()
-    folder = Path(host._folder.name)
+    folder = host._meeting
     (folder / "outcome").write_text("{}")
 
     assert host.left() == {"outcome": "{}"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from trainer.errors import RunError, UserError
-from trainer.staging import restore_replaced, staged_folder
+from trainer.staging import restore_replaced, staged_folder, temporary_folder
 
 # Fills half of a folder, says so and waits to be ended.
 MAKER = """
@@ -24,10 +26,9 @@ with staged_folder(Path(sys.argv[1]), replace=True) as folder:
 """
 
 
-def start_maker(target: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAKER, str(target)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+def start_maker(target: Path, script: str = MAKER, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", script, str(target)], env=environment, **pipes)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -93,6 +94,45 @@ def test_another_process_that_is_still_at_work_is_left_alone(tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) == 2
     process.terminate()
     process.wait(timeout=300)
+
+
+def test_a_temporary_folder_of_a_killed_process_goes_away_with_the_next_one_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    holder = MAKER.replace("staged_folder(Path(sys.argv[1]), replace=True)", "temporary_folder(sys.argv[1])")
+    holder = holder.replace("staged_folder", "temporary_folder")
+    killed, living = (start_maker(Path("ranks"), holder, environment) for _ in range(2))
+    other = start_maker(Path("others"), holder, environment)
+    (theirs,) = tmp_path.glob("clusterkit-others-*")
+    for process in (killed, other):
+        process.kill()
+        process.wait(timeout=300)
+    assert len(list(tmp_path.iterdir())) == 3
+
+    with temporary_folder("ranks") as folder:
+        assert folder in tmp_path.iterdir()
+        assert len(list(tmp_path.glob("clusterkit-ranks-*/half"))) == 1, "that of the living one"
+        assert not list(folder.iterdir())
+
+    assert living.poll() is None
+    living.send_signal(signal.SIGINT)
+    living.wait(timeout=300)
+    assert list(tmp_path.iterdir()) == [theirs]
+
+
+def test_many_that_begin_at_once_do_not_sweep_each_other_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def hold(number: int) -> bool:
+        with temporary_folder("ranks") as folder:
+            (folder / "mine").write_text(str(number))
+            return (folder / "mine").read_text() == str(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(hold, range(400)))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_existing_folder_is_kept_unless_it_is_to_be_replaced(tmp_path: Path) -> None:

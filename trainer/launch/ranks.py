@@ -7,7 +7,6 @@ import logging
 import math
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from trainer.config import RunConfig
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.launch.rank import RankJob, start_rank
 from trainer.signals import StopFlag
+from trainer.staging import temporary_folder
 
 log = logging.getLogger("trainer")
 
@@ -39,8 +39,7 @@ class RankedRun:
 
     def run(self) -> None:
         """Train to the end. Raises UserError: as rank 0 raised it. RunError: a rank was lost."""
-        with tempfile.TemporaryDirectory(prefix="clusterkit-") as name:
-            meeting = Path(name)
+        with temporary_folder("ranks") as meeting:
             job = RankJob(self.config, self.folder, self.attempt, self.start, meeting, f"file://{meeting}/rendezvous")
             ranks = [start_rank(rank, job) for rank in range(self.config.ranks)]
             codes = _wait(ranks, self.stop)

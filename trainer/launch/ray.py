@@ -32,6 +32,7 @@ from trainer.launch.ray_placement import rank_order, reserve
 from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace
 from trainer.paths import RunPaths
 from trainer.signals import StopFlag
+from trainer.staging import temporary_folder
 
 log = logging.getLogger("trainer")
 
@@ -203,7 +204,8 @@ class RankHost:
     """Actor on the node of one rank: keeps the rank's process, which ends when the actor does."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="clusterkit-")
+        self._files = ExitStack()
+        self._meeting = self._files.enter_context(temporary_folder("rank"))
         self._process: subprocess.Popen[bytes] | None = None
         self._settings = take()  # of the rank's process, which inherits them
 
@@ -225,7 +227,7 @@ class RankHost:
 
     def start(self, rank: int, job: bytes) -> None:
         """Start the rank of that number. job: a pickled RankJob; its meeting folder is set here."""
-        rank_job: RankJob = replace(pickle.loads(job), meeting=Path(self._folder.name))
+        rank_job: RankJob = replace(pickle.loads(job), meeting=self._meeting)
         console = RunPaths.of(rank_job.config).logs / f"attempt_{rank_job.attempt}" / f"rank_{rank}.log"
         with console.open("ab") as file:
             self._process = start_rank(rank, rank_job, file)
@@ -241,6 +243,6 @@ class RankHost:
 
     def left(self) -> dict[str, str]:
         """Name and content of the files that the rank has left; they are removed, since an actor is killed."""
-        found = {path.name: path.read_text(encoding="utf-8") for path in Path(self._folder.name).iterdir()}
-        self._folder.cleanup()
+        found = {path.name: path.read_text(encoding="utf-8") for path in self._meeting.iterdir()}
+        self._files.close()
         return found
