@@ -151,3 +151,5 @@ class AskConfig(Section):
     question: Annotated[str, Field(min_length=1)]
     evaluation: EvalConfig
     """The checkpoint, the agent's settings and where the answers come from; logs of servers go into its output_path."""
+    free_limits: list[str] = []  # noqa: RUF012 (pydantic copies it)
+    """Lengths of the agent, in tokens, that nobody has set: they are made to fit into the context window."""

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import byte_tokenizer
+from evalparts import chat_checkpoint
 from runs import ENVIRONMENT, Trial, command, wait_for
+
+from clusterkit.evaluate.ask import LIMITS
+from evaluation.reading import within_window
+from trainer.agents.memagent import MemAgent
+from trainer.config_agents import MemagentConfig
 
 FIRST = "zezi lamp . there was kege chair . calm and"
 SECOND = "toku spoon . later there was rifo kettle . evening"
@@ -93,6 +100,42 @@ def test_limits_are_told_in_words(run: Trial, more: list[str], message: str) -> 
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "section", "memory"),
+    [([], 512, 128), (["max_memory_tokens=60"], 512, 60), (["chunk_tokens=700"], 700, 128)],
+    ids=["nothing", "memory", "section"],
+)
+def test_a_checkpoint_from_elsewhere_reads_with_lengths_that_its_context_window_has_room_for(
+    run: Trial, tmp_path: Path, typed: list[str], section: int, memory: int
+) -> None:
+    model = chat_checkpoint(tmp_path / "model", window=2048)
+    settings = [word for one in typed for word in ("--set", f"agent.{one}")]
+
+    done = ask(run, "--model-path", model, "--question", "Who?", "--json", *settings, text="a b " * 300)
+
+    document, *sections, _ = map(json.loads, done.stdout.splitlines())
+    assert (document["tokens"], document["sections"], len(sections)) == (1200, -(-1200 // section), -(-1200 // section))
+    assert max(one["memory_tokens"] for one in sections) <= memory
+    told = f"sections have at most {section} tokens and the memory {memory}, which its context window of 2048"
+    assert told in ask(run, "--model-path", model, "--question", "Who?", *settings, text="a").stderr
+    refused = ask(
+        run, "--model-path", model, "--question", "Who?", "--set", "agent.chunk_tokens=5000", text="a", code=2
+    )
+    assert "over the model's context window of 2048: lower agent.chunk_tokens" in refused.stderr
+
+
+@pytest.mark.parametrize("window", [1024, 2048, 4096, 8192, 32768])
+def test_lengths_that_nobody_has_set_fit_into_any_context_window(window: int) -> None:
+    usual, tokenizer = MemagentConfig(), byte_tokenizer()
+
+    found = within_window(usual, LIMITS, tokenizer, window)
+
+    MemAgent(found, tokenizer).check_window(window)
+    assert found.chunk_tokens >= 200
+    assert (found == usual) == (window == 32768)
+    assert within_window(usual, [], tokenizer, window) == usual
 
 
 def test_ctrl_c_ends_a_long_reading_at_once(run: Trial, tmp_path: Path) -> None:
