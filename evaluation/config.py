@@ -52,7 +52,10 @@ class ServerConfig(Section):
     wait_s: Annotated[float, Field(ge=0)] = 60.0
     """openai: seconds to wait for a server that stopped answering; then the evaluation ends, and can be resumed."""
     restarts: Annotated[int, Field(ge=0)] = 2
-    """Restarts of a server that dies during an evaluation."""
+    """Restarts of a server that dies or hangs during an evaluation."""
+    hang_seconds: Annotated[float, Field(ge=0)] = 600.0
+    """Seconds for which a server of this evaluation may answer nothing before it is asked whether it works; one that
+    answers neither for as long again hangs. 0: it is waited for without end."""
 
 
 class EvalConfig(Section):

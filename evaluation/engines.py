@@ -152,7 +152,7 @@ async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, 
         for number, gpus in enumerate(groups)
     ]
     engine = _served(kind, folder, tokenizer)
-    servers = KeptServers(kind, engine, options, server.restarts)  # type: ignore[arg-type]
+    servers = KeptServers(kind, engine, options, server.restarts, server.hang_seconds)  # type: ignore[arg-type]
     try:
         versions = await servers.start()
         yield Opened(servers, server.concurrency or 256 * len(options), {engine.dialect.title: versions[0]})

@@ -1,4 +1,4 @@
-"""Servers of one evaluation: started together, and each started again when it dies, a bounded number of times."""
+"""Servers of one evaluation: started together, and each started again when it dies or hangs, so often at most."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from evaluation.progress import say
 from evaluation.steps import weights_stamp
 from trainer.engines.base import EngineGoneError
 from trainer.engines.dialect import Kind
+from trainer.engines.hang_watch import watch_for_hangs
 from trainer.engines.http import Server
 from trainer.engines.launching import launch
 from trainer.engines.options import ServerOptions
@@ -27,11 +28,20 @@ class KeptServers:
     """Engine over servers that are started again when they die; a request that finds none waits for one.
 
     Args:
-        engine: engine over an empty pool.
+        engine: engine over an empty pool. hang_seconds: see `watch_for_hangs`.
     """
 
-    def __init__(self, kind: Kind, engine: ServedEngine, options: Sequence[ServerOptions], restarts: int) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        engine: ServedEngine,
+        options: Sequence[ServerOptions],
+        restarts: int,
+        hang_seconds: float = 0.0,
+    ) -> None:
         self.served, self.kind, self.options, self.restarts = engine, kind, options, restarts
+        self._hang_seconds = hang_seconds
+        self._watch: asyncio.Task[None] | None = None
         self._running: dict[str, ServerProcess] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._stamps = [weights_stamp(one.model) for one in options]
@@ -51,13 +61,15 @@ class KeptServers:
         versions = [await self.served.join(server) for server, _ in running]
         for options, (server, _) in zip(self.options, running, strict=True):
             self._keepers.append(asyncio.create_task(self._keep(options, server)))
+        self._watch = asyncio.create_task(watch_for_hangs(self.served, self._hang_seconds))
         return versions
 
     async def close(self) -> None:
         """End them all."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        jobs = [*self._keepers, *filter(None, [self._watch])]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
         for server in self.served.pool.servers:
             server.problem = server.problem or "the evaluation is over"  # its end is no news
         await self.served.pool.close()

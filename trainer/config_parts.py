@@ -183,6 +183,9 @@ class ServersConfig(Section):
     no server is left then, the run ends and reports why; on a cluster it is started again, with its servers."""
     restarts: Annotated[int, Field(ge=0)] = 5
     """Restarts of a server that died before it is given up; as many of its host process, if that is killed."""
+    hang_seconds: Annotated[float, Field(ge=0)] = 600.0
+    """Seconds for which a server may answer none of its requests before it is asked whether it works. One that answers
+    neither for as long again hangs: it is killed and started again. 0: it is waited for without end."""
     python: str = ""
     """Interpreter that has the server's package; empty: $CLUSTERKIT_SGLANG_PYTHON or $CLUSTERKIT_VLLM_PYTHON, else the
     trainer's own."""

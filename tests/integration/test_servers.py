@@ -105,13 +105,35 @@ def test_the_next_attempt_takes_the_server_over(begun: Trial) -> None:
 
 
 @pytest.mark.long
+def test_a_server_whose_engine_is_stopped_is_killed_and_started_again(begun: Trial) -> None:
+    """Its health endpoint answers all the time."""
+    trial = begun
+    before, starts = len(steps(trial)), registered(trial)[0].starts
+    trial.change(**{"train.total_steps": before + 6, "servers.hang_seconds": 10.0})
+    running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    wait_for(lambda: len(steps(trial)) > before or running.poll() is not None, START_SECONDS)
+    server = servers_process(registered(trial)[0].pid)
+    family = [server, *server.children(recursive=True)]
+    (core,) = [one for one in family if "EngineCore" in one.name()]
+    core.suspend()
+    said = running.communicate(timeout=600)
+    assert running.returncode == 0, said
+    assert len(steps(trial)) == before + 6
+    assert all(step["stats"]["failed_trajectories"] == 0 for step in steps(trial))
+    assert "engine server server-0 hangs: its host is asked to kill it and to start it again" in trial.log()
+    assert registered(trial)[0].starts == starts + 1
+    assert not any(one.is_running() for one in family)
+
+
+@pytest.mark.long
 def test_a_server_is_added_and_killing_servers_and_hosts_loses_nothing(trial: Trial) -> None:
     assert "server-1 answers at http://127.0.0.1:" in serve(trial, "add")
     listed = json.loads(serve(trial, "list", "--json"))["servers"]
     assert [(one["name"], one["state"]) for one in listed] == [("server-0", "ready"), ("server-1", "ready")]
-    trial.change(**{"train.total_steps": 14, "servers.min_required": 1})
+    before = len(steps(trial))
+    trial.change(**{"train.total_steps": before + 9, "servers.min_required": 1})
     running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
-    wait_for(lambda: len(steps(trial)) > 6 or running.poll() is not None, START_SECONDS)
+    wait_for(lambda: len(steps(trial)) > before + 1 or running.poll() is not None, START_SECONDS)
     first, added = registered(trial)
     servers_process(added.pid).send_signal(signal.SIGKILL)
     os.kill(first.pid, signal.SIGKILL)  # a host: its server ends with it, and the trainer's process starts both again

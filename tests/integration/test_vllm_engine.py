@@ -26,7 +26,7 @@ from tokenversions import token_versions
 from tests.vllmserver import VOCABULARY, random_qwen2, start_vllm, vllm_options, vllm_python
 from trainer.engines.base import EngineError
 from trainer.engines.dialects import make_dialect
-from trainer.engines.http import RefusedError, Server, ServerPool
+from trainer.engines.http import RefusedError, Server, ServerLostError, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.engines.served import ServedEngine
@@ -274,6 +274,40 @@ def test_a_server_that_cannot_start_says_why(served: Served, tmp_path: Path) -> 
     for error, options, reason in zip(errors, wanted, reasons, strict=True):
         assert reason in str(error)
         assert f"(log: {options.log})" in str(error)
+
+
+def test_a_server_with_a_queue_works_and_one_whose_worker_is_stopped_does_not(served: Served) -> None:
+    engine, pool, server = served.engine(), served.pool, served.server
+    family = psutil.Process(served.process.pid).children(recursive=True)
+    (worker,) = (one for one in family if "Worker" in one.name())
+
+    async def waiting() -> int:
+        """Requests in its queue."""
+        async with httpx.AsyncClient(trust_env=False) as client:
+            said = (await client.get(f"{server.url}/metrics")).text
+        return sum(int(float(line.split()[-1])) for line in said.splitlines() if "num_requests_waiting{" in line)
+
+    async def run() -> None:
+        asked = [(prompt_of(20, n), SamplingParams(4000, 1.0, n, (1,))) for n in range(300)]
+        jobs = asyncio.ensure_future(ask(engine, asked))
+        while not await waiting():
+            assert not jobs.done()
+        await engine.dialect.check_working(pool, server, 60.0)
+        assert await waiting()
+        worker.suspend()
+        try:
+            with pytest.raises(ServerLostError, match="/collective_rpc did not answer within 3 s"):
+                await engine.dialect.check_working(pool, server, 3.0)
+            assert await pool.healthy(server)
+        finally:
+            worker.resume()
+        await engine.dialect.check_working(pool, server, 60.0)
+        jobs.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await jobs
+        assert (server.problem, server.in_flight) == ("", 0)
+
+    asyncio.run(run())
 
 
 def test_a_killed_server_ends_what_waits_for_it_with_the_reason(served: Served) -> None:

@@ -40,6 +40,7 @@ YOUNGER = {
     "rollout.share_prefixes": True,
     "rollout.prefetch_sections": False,
     "rollout.controllers": 0,
+    "servers.hang_seconds": 600.0,
     "train.share_prefixes": True,
     "eval.save_trajectories": 8,
     **flatten(LoraConfig(), "model.lora."),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evalparts import chat_checkpoint, problems_config, problems_file
-from httpstub import Answer, HttpStub
+from httpstub import Answer, Hang, HttpStub
+from servedrig import FaultyServer
 
 from evaluation.engines import Opened
 from evaluation.grade import Grader
@@ -26,7 +28,7 @@ from trainer.engines.process import ServerStartError
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError
 from trainer.train.model import load_tokenizer
-from trainer.types import SamplingParams
+from trainer.types import Completion, SamplingParams
 
 
 def test_when_the_last_server_is_gone_the_evaluation_says_so_at_once(tmp_path: Path) -> None:
@@ -157,3 +159,47 @@ def test_a_server_that_does_not_start_again_is_given_up_after_so_many_tries(
     assert "server-0 is lost: it was ended by SIGKILL. It is started again (1 of 2)" in said
     assert "server-0 is lost: it did not start again: there is no memory for it. It is started again (2 of 2)" in said
     assert "It is given up" in said
+
+
+def test_a_server_that_hangs_is_ended_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its health endpoint answers all the time."""
+    stopped: list[str] = []
+
+    class Running(Ended):
+        running = True  # type: ignore[assignment]
+
+        async def stop(self) -> None:
+            stopped.append("stopped")
+
+    class Fault(FaultyServer):
+        hung = False
+
+        async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+            return Hang() if self.hung and path != "/health" else await super().__call__(method, path, body)
+
+    async def run() -> Completion:
+        async with HttpStub(fault := Fault()) as first, HttpStub(FaultyServer()) as second:
+            urls = [first.url, second.url]
+
+            async def launch(_: str, options: ServerOptions) -> tuple[Server, Ended]:
+                return Server(options.name, urls.pop(0)), Running()
+
+            monkeypatch.setattr("evaluation.servers.launch", launch)
+            monkeypatch.setattr("evaluation.servers.END_SECONDS", 0.0)
+            engine = ServedEngine(ServerPool("/health"), make_dialect("sglang"), tmp_path, {0})
+            options = [ServerOptions(tmp_path, tmp_path / "log")]
+            servers = KeptServers("sglang", engine, options, restarts=1, hang_seconds=0.2)
+            await servers.start()
+            fault.hung = True
+            try:
+                async with asyncio.timeout(60):
+                    done = await servers.generate([1, 2], SamplingParams(4, 0.0, 0))
+                assert stopped == ["stopped"]
+                return done
+            finally:
+                await servers.close()
+
+    assert len(asyncio.run(run()).token_ids) == 4
+    assert "server-0 is lost: it hangs: for " in capsys.readouterr().err

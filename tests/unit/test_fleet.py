@@ -252,6 +252,70 @@ def test_a_server_whose_connection_broke_in_a_load_comes_back(tmp_path: Path, mo
     assert asyncio.run(main()) == [2, 1, 2]
 
 
+def test_a_server_that_hangs_is_not_used_until_its_host_has_started_it_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, dialect = tmp_path / "servers", make_dialect("sglang")
+    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, folder_of(tmp_path / "base", 0), set())
+
+    async def main() -> None:
+        async with HttpStub(FaultyServer()) as stub:
+            one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
+            one = replace(one, base=weights_digest(engine.model))
+            registry.write(folder, one)
+            fleet = Fleet(engine, folder, config)
+            await fleet.look()
+            assert registry.restart_reason(folder, one) == ""
+            engine.pool.usable()[0].hang("it hangs")
+            asked = len(stub.seen)
+            for _ in range(2):
+                await fleet.look()
+                assert (registry.restart_reason(folder, one), fleet.usable(), len(stub.seen)) == ("it hangs", 0, asked)
+                (folder / "server-0.restart").unlink()  # storage that lost it: it is written until it was followed
+            await fleet.look()
+            again = replace(one, started=2.0)
+            registry.write(folder, again)
+            await fleet.look()
+            assert (registry.restart_reason(folder, again), fleet.usable()) == ("", 1)
+            registry.remove(folder, "server-0")
+            assert list(folder.iterdir()) == []
+            await engine.pool.close()
+
+    asyncio.run(main())
+    assert caplog.text.count("server-0 hangs: its host is asked to kill it and to start it again") == 1
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(600.0, "it could not join for 615 s: server-0 ("), (0.0, "")])
+def test_a_server_that_does_not_answer_while_it_joins_is_started_again_in_the_end(
+    limit: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that hung in an update, when it had no requests."""
+    now = 0.0
+    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: now))
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm", f"servers.hang_seconds={limit}")
+    folder, dialect = tmp_path / "servers", make_dialect("sglang")
+    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, folder_of(tmp_path / "base", 0), set())
+
+    async def down(method: str, path: str, body: dict[str, Any]) -> Answer:
+        return Drop()
+
+    async def main() -> None:
+        nonlocal now
+        async with HttpStub(down) as stub:
+            one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
+            one = replace(one, base=weights_digest(engine.model))
+            registry.write(folder, one)
+            fleet = Fleet(engine, folder, config)
+            for now, wanted in ((0.0, ""), (300.0, ""), (595.0, ""), (615.0, ""), (616.0, reason)):
+                await fleet.look()
+                found = registry.restart_reason(folder, one)
+                assert (found.startswith(wanted), bool(found)) == (True, bool(wanted)), now
+            await engine.pool.close()
+
+    asyncio.run(main())
+
+
 def test_the_wait_before_a_server_is_tried_again_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     fleet = Fleet(cast("Any", None), tmp_path, RunConfig())

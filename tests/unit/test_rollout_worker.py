@@ -85,6 +85,22 @@ def test_requests_wait_while_the_run_has_too_few_servers(job: WorkerJob, pipe: t
     asyncio.run(main())
 
 
+def test_rank_0_is_told_which_servers_were_lost_and_which_hang(
+    job: WorkerJob, pipe: tuple[Connection, Connection]
+) -> None:
+    async def main() -> None:
+        controller = _Controller(job, pipe[1])
+        controller._use([(f"server-{n}", f"http://127.0.0.1:{n + 1}", 3, n, 5.0) for n in range(3)], False)
+        controller.pool.servers[0].discard("it died")
+        controller.pool.servers[2].hang("it hangs")
+        looking = asyncio.ensure_future(controller._look())
+        told = [pickle.loads(await asyncio.to_thread(pipe[0].recv_bytes)) for _ in range(2)]
+        looking.cancel()
+        assert told == [("lost", "server-0", 0, "it died", False), ("lost", "server-2", 2, "it hangs", True)]
+
+    asyncio.run(main())
+
+
 class OddError(Exception):
     """Cannot be made again from its message alone, as pickle does."""
 

@@ -187,6 +187,21 @@ def test_controllers_are_told_when_fewer_servers_are_left_than_the_run_requires(
     assert "1 of at least 2 inference servers are left" in caplog.text
 
 
+def test_a_server_that_a_controller_found_to_hang_hangs_for_the_run() -> None:
+    async def main() -> None:
+        stand = Stand(1)
+        stand.pool.add(Server("server-1", "http://127.0.0.1:2", 3))
+        stand.go_on()
+        stand.says(0, "lost", "server-1", 1, "it hangs", True)
+        stand.says(0, "lost", "server-0", 0, "it died", False)
+        await until(lambda: not stand.pool.usable())
+        found = [(one.problem, one.hangs) for one in sorted(stand.pool.servers, key=lambda one: one.name)]
+        assert found == [("it died", False), ("it hangs", True)]
+        stand.close()
+
+    asyncio.run(main())
+
+
 class OddError(Exception):
     """Cannot be made again from its message alone, as pickle does."""
 

@@ -136,6 +136,27 @@ def test_what_a_killed_host_left_is_ended_before_the_next_server_starts(hosts: H
     stranger.wait()
 
 
+def test_a_server_that_hangs_is_killed_and_started_again_when_its_host_is_asked(hosts: Hosts) -> None:
+    host = hosts.start("server-0")
+    (guard,), worker = host.children(), hosts.worker(host)
+    (server,) = guard.children()
+    for process in (worker, server, guard):  # deaf to SIGTERM, all of them
+        process.suspend()
+    (one,) = registry.read(hosts.folder)
+    registry.ask_restart(hosts.folder, one, "it hangs")
+
+    def again() -> bool:
+        found = registry.read(hosts.folder)
+        return [(o.state, o.starts, o.pid) for o in found] == [("ready", 2, host.pid)]
+
+    wait_for(again)
+    assert not any(alive(process) for process in (worker, server, guard))
+    assert "server-0: it hangs; starting it again in 1 s" in hosts.said("server-0")
+    (now,) = registry.read(hosts.folder)
+    assert registry.restart_reason(hosts.folder, now) == ""
+    assert alive(hosts.worker(host))
+
+
 def test_a_host_that_ends_in_order_leaves_nothing(hosts: Hosts) -> None:
     host = hosts.start("server-0")
     (guard,) = host.children()

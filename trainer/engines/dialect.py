@@ -83,6 +83,9 @@ class Dialect(Protocol):
     async def probe(self, pool: ServerPool, server: Server) -> str:
         """Find out the server's version, what it returns, and that it holds the weights it should (if known)."""
 
+    async def check_working(self, pool: ServerPool, server: Server, seconds: float) -> None:
+        """Return once its engine has done something, however long its queue is. RefusedError: it cannot be asked."""
+
     async def held_version(self, pool: ServerPool, server: Server) -> int:
         """The version that the server says its weights are; 0 for those that it was started with.
 

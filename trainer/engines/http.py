@@ -73,7 +73,8 @@ class Server:
 
     in_flight: requests that it is at; versions: how many of them were sent under each version. role: what it is to the
     user, in words. doubtful: its weights may be of two versions, whatever it says. idle: after so many seconds it
-    closes an idle connection. chosen: number of the pool's choice that it was last.
+    closes an idle connection. chosen: number of the pool's choice that it was last. owing: monotonic time since which
+    it owes an answer; 0: it owes none. hangs: it was given up because it does nothing, and its process may still run.
     """
 
     name: str
@@ -86,12 +87,22 @@ class Server:
     doubtful: bool = False
     idle: float = IDLE_OF_SERVERS_S
     chosen: int = 0
+    owing: float = 0.0
+    hangs: bool = False
+    calls: set[asyncio.Timeout] = field(default_factory=set, repr=False)
 
     def discard(self, problem: str) -> None:
         """Send it no more requests; the first reason is the one that is kept."""
         if not self.problem:
             self.problem = problem
             log.warning("%s %s is no longer used: %s", self.role, self.name, problem)
+
+    def hang(self, problem: str) -> None:
+        """Send it no more requests, and wait no longer for those that it has. Call this on its event loop."""
+        self.hangs = True
+        self.discard(problem)
+        for call in self.calls:
+            call.reschedule(0.0)
 
     def died(self, how: str) -> None:
         """Its process has ended: that says more than the connections that broke just before."""
@@ -226,8 +237,11 @@ class ServerPool:
             version = server.version
             server.in_flight += 1
             server.versions[version] += 1
+            server.owing = server.owing or time.monotonic()
             try:
-                return server, version, await self.call(server, "POST", path, body(server), self.limits.request)
+                answer = await self._unless_hung(server, path, body(server))
+                server.owing = time.monotonic() if server.in_flight > 1 else 0.0
+                return server, version, answer
             except (ServerLostError, ServerFailedError) as error:
                 failures += 1
                 if isinstance(error, ServerLostError) and not await self.healthy(server):
@@ -242,6 +256,18 @@ class ServerPool:
             finally:
                 server.in_flight -= 1
                 server.versions[version] -= 1
+
+    async def _unless_hung(self, server: Server, path: str, body: Json) -> Json:
+        """The answer to a sampling request. Raises as `call`, and ServerLostError once the server is found to hang."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                server.calls.add(limit)
+                try:
+                    return await self.call(server, "POST", path, body, self.limits.request)
+                finally:
+                    server.calls.discard(limit)
+        except TimeoutError as error:  # `call` tells its own in other words
+            raise ServerLostError(f"{server.name}: {server.problem}") from error
 
     async def _reason(self, server: Server) -> None:
         """Wait a moment, where no server is left, for the end of its process: that says more than a lost connection."""

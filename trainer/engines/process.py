@@ -162,6 +162,7 @@ class ServerProcess:
         if not self._ended.is_set():
             self._stopping = True
             with contextlib.suppress(ProcessLookupError):
+                self._popen.send_signal(signal.SIGCONT)  # were the guard stopped, it would not hear of the other
                 self._popen.terminate()
         while not self._ended.is_set():
             await asyncio.sleep(0.02)

@@ -186,7 +186,7 @@ class ServedEngine:
             finish = stretch.finish or self._finished(ids, params)
             if finish:
                 break
-            if not self._held and stretch.version in (self.version, None):
+            if not self.held and stretch.version in (self.version, None):
                 strays += 1
                 if strays > STRAY_ABORTS:
                     raise EngineError(f"a server cut one response off {strays} times: see the servers' logs")
@@ -325,11 +325,12 @@ class ServedEngine:
             yield
 
     @property
-    def _held(self) -> bool:
+    def held(self) -> bool:
+        """Whether requests are held back, by `pause` or for an update."""
         return self._paused or self.updating
 
     def _wake(self) -> None:
-        if self._held:
+        if self.held:
             return
         waiting, self._waiting = self._waiting, []
         for future in waiting:
@@ -338,7 +339,7 @@ class ServedEngine:
                 future.set_result(None)
 
     async def _unpaused(self) -> None:
-        while self._held:
+        while self.held:
             future = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             await future
@@ -398,7 +399,7 @@ class ServedEngine:
 
     def _has_room(self, key: str) -> bool:
         server = self.pool.home(key)
-        return server is not None and not self._held and server.in_flight <= ROOM
+        return server is not None and not self.held and server.in_flight <= ROOM
 
     def _note_time(self, change: int) -> None:
         """Count the time since the last change for the requests that were under way, and take the change over."""

@@ -128,6 +128,10 @@ class SGLangDialect(Dialect):
         self.require(server, version, meta, "meta_info", ("output_token_logprobs", "finish_reason", "weight_version"))
         return version
 
+    async def check_working(self, pool: ServerPool, server: Server, seconds: float) -> None:
+        """See Dialect. Its scheduler samples a token where it is idle, and answers at once where it is not."""
+        await pool.call(server, "GET", "/health_generate", None, seconds)
+
     async def cut_off(self, pool: ServerPool, server: Server) -> None:
         """See Dialect."""
         await pool.call(server, "POST", "/abort_request", {"abort_all": True}, pool.limits.control)

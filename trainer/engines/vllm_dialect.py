@@ -153,6 +153,12 @@ class VLLMDialect(Dialect):
         self.require(server, version, choice, "choices[0]", needed)
         return version
 
+    async def check_working(self, pool: ServerPool, server: Server, seconds: float) -> None:
+        """See Dialect. /health asks no engine, and a request for a token may wait in the queue; its workers are asked
+        this between two steps.
+        """
+        await pool.call(server, "POST", "/collective_rpc", {"method": "check_health"}, seconds)
+
     async def cut_off(self, pool: ServerPool, server: Server) -> None:
         """See Dialect."""
         await pool.call(server, "POST", "/abort_requests", {}, pool.limits.control)

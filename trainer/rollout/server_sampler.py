@@ -18,6 +18,7 @@ import torch
 
 from trainer.config import RunConfig
 from trainer.engines.base import EngineGoneError
+from trainer.engines.hang_watch import watch_for_hangs
 from trainer.engines.served import ServedEngine
 from trainer.engines.served_stats import ServedStats
 from trainer.errors import UserError
@@ -199,6 +200,7 @@ class ServedSampler(Sampler):
     async def _ready(self, served: Served) -> None:
         await served.fleet.ready()
         self._keep(served.fleet.watch())
+        self._keep(watch_for_hangs(served.engine, self.config.serving.hang_seconds))
         if served.workers is not None:
             served.workers.go_on()
             self._keep(served.workers.follow())

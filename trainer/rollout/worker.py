@@ -5,8 +5,8 @@ It ends with its pipe. Rank 0 says `ready` (number and task that comes next), `t
 generation, which tells a server from one of its name before, and `Server.idle`; whether the run has fewer than
 `servers.min_required`),
 `hold` (number) and `go` (version). It says `up` when it can begin, `generated` (number), `group` or `failed` (number,
-trajectories or error, totals), `lost` (name and generation of a server, why), `held` and `idle` (number of what it was
-told).
+trajectories or error, totals), `lost` (name and generation of a server, why, whether it hangs), `held` and `idle`
+(number of what it was told).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from trainer.agents import make_agent
 from trainer.config import RunConfig
 from trainer.connections import collect_seldom
 from trainer.engines.dialects import make_dialect
+from trainer.engines.hang_watch import watch_for_hangs
 from trainer.engines.http import Server, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.engines.served_stats import ServedStats
@@ -109,6 +110,7 @@ class _Controller:
         await self.engine.hold()  # until the first version is named
         threading.Thread(target=receive, daemon=True).start()
         self._keep(self._look())
+        self._keep(watch_for_hangs(self.engine, self.config.serving.hang_seconds))
         self._say("up")
         while True:
             what, *rest = await messages.get()
@@ -184,7 +186,7 @@ class _Controller:
             for name, (generation, server) in self._own.items():
                 if server.problem and (name, generation) not in self._told_lost:
                     self._told_lost.add((name, generation))
-                    self._say("lost", name, generation, server.problem)
+                    self._say("lost", name, generation, server.problem, server.hangs)
 
     def _say(self, *message: Any) -> None:
         self._send(pickle.dumps(message))

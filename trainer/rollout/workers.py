@@ -307,10 +307,10 @@ class Workers:
             if rest[0] == self._holds:  # and not of an update that did not wait for it
                 (worker.held if what == "held" else worker.idle).set()
         elif what == "lost":
-            name, generation, problem = rest
+            name, generation, problem, hangs = rest
             for server, known in self._generations.items():
                 if (server.name, known) == (name, generation):
-                    server.discard(problem)
+                    server.hang(problem) if hangs else server.discard(problem)
         elif order := worker.orders.get(rest[0]):
             if what == "generated":
                 order.generated()

@@ -42,7 +42,8 @@ class Fleet:
         self.engine, self.folder, self.config = engine, folder, config
         self._joined: dict[str, tuple[float, Server]] = {}
         self._refused: dict[str, tuple[float, float]] = {}  # start, and when it is tried again
-        self._failures: dict[tuple[str, float], int] = {}  # of a start to join, in a row
+        self._failures: dict[tuple[str, float], tuple[int, float]] = {}  # of a start to join: how many, since when
+        self._hung: dict[tuple[str, float], str] = {}  # starts of servers that are to be started again, and why
         self._last: dict[str, str] = {}  # why servers left
         self._base = ""  # digest of the weights that the run begins with
         self._layers: tuple[str, ...] = ()  # that its adapters are for
@@ -113,17 +114,27 @@ class Fleet:
                 self._last[name] = server.problem or ASKED  # first: `missing` may be called during the wait
                 if server.doubtful:
                     self._doubtful[name] = started
+                if server.hangs:
+                    self._start_again(name, started, server.problem)
                 if not server.problem:
                     await self.engine.leave(server)
         there = {(one.name, one.started) for one in found}
         self._failures = {start: count for start, count in self._failures.items() if start in there}
+        for one in ready.values():  # again and again until its host has done so
+            if why := self._hung.get((one.name, one.started)):
+                await asyncio.to_thread(registry.ask_restart, self.folder, one, why)
         fresh = [one for one in ready.values() if one.name not in self._joined and self._may_join(one)]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
 
     def _may_join(self, one: Registration) -> bool:
         started, again = self._refused.get(one.name, (0.0, 0.0))
-        return started != one.started or time.monotonic() >= again
+        hangs = (one.name, one.started) in self._hung
+        return not hangs and (started != one.started or time.monotonic() >= again)
+
+    def _start_again(self, name: str, started: float, why: str) -> None:
+        log.warning("engine server %s hangs: its host is asked to kill it and to start it again", name)
+        self._hung[name, started] = why
 
     async def _join(self, one: Registration) -> None:
         server = Server(one.name, one.url, idle=one.idle)
@@ -165,8 +176,12 @@ class Fleet:
         """Do not use a server until it is started anew; one that only failed to answer is tried again after a while."""
         start, again = (one.name, one.started), float("inf")
         if isinstance(error, ServerLostError | ServerFailedError) and not for_good:
-            self._failures[start] = self._failures.get(start, 0) + 1
-            again = time.monotonic() + JOIN_AGAIN_SECONDS * 2 ** min(self._failures[start] - 1, MOST_DOUBLED)
+            count, since = self._failures.get(start, (0, time.monotonic()))
+            self._failures[start] = count + 1, since
+            again = time.monotonic() + JOIN_AGAIN_SECONDS * 2 ** min(count, MOST_DOUBLED)
+            silent = time.monotonic() - since
+            if 0 < self.config.serving.hang_seconds < silent:
+                self._start_again(*start, f"it could not join for {silent:.0f} s: {error}")
         if self._refused.get(one.name, (None,))[0] != one.started or self._last.get(one.name) != str(error):
             log.warning("engine server %s cannot be used: %s", one.name, error)
         self._refused[one.name] = (one.started, again)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 60.0
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.5
 
 
 class ServerHost:
@@ -122,6 +122,11 @@ class ServerHost:
                 server.discard("it was told to end")
                 await process.stop()
                 return ""
+            if reason := await asyncio.to_thread(registry.restart_reason, self.folder, self.registration):
+                self._register(state="starting", url="", reason=reason)
+                server.discard(reason)
+                await process.stop()
+                return reason
         return process.how_it_ended()
 
     async def _stopped_within(self, seconds: float) -> bool:

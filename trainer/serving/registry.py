@@ -114,6 +114,25 @@ def write(folder: Path, registration: Registration) -> None:
 def remove(folder: Path, name: str) -> None:
     """Take a server's file away; its log stays."""
     (folder / f"{name}.json").unlink(missing_ok=True)
+    _restart_file(folder, name).unlink(missing_ok=True)
+
+
+def ask_restart(folder: Path, one: Registration, reason: str) -> None:
+    """Ask a server's host to kill it and start it again, if that has not happened since its present start."""
+    write_atomic(_restart_file(folder, one.name), json.dumps({"started": one.started, "reason": reason}))
+
+
+def restart_reason(folder: Path, one: Registration) -> str:
+    """Why a server's host is asked to start it again; empty where it is not."""
+    try:
+        asked = json.loads(_restart_file(folder, one.name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(asked["reason"]) if asked["started"] == one.started else ""
+
+
+def _restart_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.restart"
 
 
 def read(folder: Path) -> list[Registration]:

@@ -1,0 +1,140 @@
+"""Servers that hang while their health endpoint answers: they are found, told from slow ones, and given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from httpstub import Answer, Hang
+from servedrig import PARAMS, FaultyServer, Rig, run_scenario
+
+from trainer.engines.hang_watch import watch_for_hangs
+
+SECONDS = 0.2
+
+
+class Silent(FaultyServer):
+    """Answers requests for tokens only once it is `freed`. working: what it answers to whether it works."""
+
+    def __init__(self, working: Answer) -> None:
+        super().__init__()
+        self.working, self.silent, self.asked = working, False, 0
+        self.freed = asyncio.Event()
+
+    async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+        if path == "/health_generate":
+            self.asked += 1
+            return self.working
+        if self.silent and path == "/generate":
+            await self.freed.wait()
+        return await super().__call__(method, path, body)
+
+
+def scenario(tmp_path: Path, body: Callable[[Rig], Awaitable[None]]) -> None:
+    run_scenario(lambda: Rig(tmp_path), body)
+
+
+@asynccontextmanager
+async def watched(rig: Rig) -> AsyncIterator[None]:
+    job = asyncio.create_task(watch_for_hangs(rig.engine, SECONDS))
+    yield
+    job.cancel()
+    with suppress(asyncio.CancelledError):
+        await job
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("working", [Hang(), (503, {})], ids=["no answer", "it says no"])
+def test_what_a_hanging_server_was_asked_is_sampled_by_another(working: Answer, tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        fault = Silent(working)
+        first = await rig.add(fault)
+        fault.silent = True
+        jobs = [asyncio.create_task(rig.engine.generate([5], PARAMS)) for _ in range(3)]
+        await rig.started(0, 3)
+        await rig.add()
+        async with watched(rig):
+            done = await asyncio.gather(*jobs)
+        assert [len(one.token_ids) for one in done] == [6, 6, 6]
+        assert (rig.stubs[1].count("/generate"), first.hangs, first.in_flight) == (4, True, 0)
+        assert "none of its 3 requests, nor whether it works" in first.problem
+        assert rig.stubs[0].count("/health") == 0  # which would have said that all is well
+
+    scenario(tmp_path, body)
+
+
+@pytest.mark.parametrize("working", [(200, {}), (404, {})], ids=["it works", "it cannot be asked"])
+def test_a_slow_server_is_asked_again_and_again_and_kept(working: Answer, tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        fault = Silent(working)
+        server = await rig.add(fault)
+        fault.silent = True
+        job = asyncio.create_task(rig.engine.generate([5], PARAMS))
+        async with watched(rig):
+            await until(lambda: fault.asked == 3)
+            fault.freed.set()
+            assert len((await job).token_ids) == 6
+        assert (server.problem, server.owing, rig.stubs[0].count("/generate")) == ("", 0.0, 2)
+
+    scenario(tmp_path, body)
+
+
+def test_a_server_that_answers_others_while_it_is_asked_does_not_hang(tmp_path: Path) -> None:
+    """As one that compiles a kernel, and then goes on."""
+
+    async def body(rig: Rig) -> None:
+        fault = Silent((503, {}))
+        server = await rig.add(fault)
+        fault.silent = True
+        job = asyncio.create_task(rig.engine.generate([5], PARAMS))
+        async with watched(rig):
+            await until(lambda: fault.asked == 1)
+            fault.freed.set()
+            await job
+            fault.silent, asked = False, fault.asked
+            await rig.engine.generate([6], PARAMS)
+        assert (server.problem, fault.asked) == ("", asked)
+
+    scenario(tmp_path, body)
+
+
+def test_nothing_is_asked_during_an_update(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        fault = Silent(Hang())
+        server = await rig.add(fault)
+        fault.silent = True
+        job = asyncio.create_task(rig.engine.generate([5], PARAMS))
+        await rig.started(0, 1)
+        looks = 0
+
+        class Updating:
+            """The engine, as the watch sees it during an update; counts how often it looks."""
+
+            pool, dialect = rig.pool, rig.engine.dialect
+
+            @property
+            def held(self) -> bool:
+                nonlocal looks
+                looks += 1
+                return True
+
+        watch = asyncio.create_task(watch_for_hangs(Updating(), SECONDS))  # type: ignore[arg-type]
+        await until(lambda: looks == 8)  # each after a quarter of the limit
+        watch.cancel()
+        assert (fault.asked, server.problem) == (0, "")
+        fault.freed.set()
+        await job
+
+    scenario(tmp_path, body)
+
+
+def test_without_a_limit_there_is_no_watch(tmp_path: Path) -> None:
+    asyncio.run(asyncio.wait_for(watch_for_hangs(Rig(tmp_path).engine, 0.0), 5.0))

@@ -1,0 +1,57 @@
+"""Finds servers that hang: they take requests and answer none, though their health endpoint answers.
+
+A server may be silent for long without hanging: in a long turn under load, or while kernels are compiled. So it is
+given up only where nothing was answered for twice the limit: first by silence, then although it was asked all the time
+whether its engine does anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from trainer.engines.base import EngineError
+from trainer.engines.http import RefusedError, Server
+from trainer.engines.served import ServedEngine
+
+LOOK_SECONDS = 5.0
+
+
+async def watch_for_hangs(engine: ServedEngine, seconds: float) -> None:
+    """Give up servers that hang (`Server.hang`), until cancelled; whoever started them starts them again.
+
+    An update of the weights has limits of its own: nothing is asked of servers that it may have paused.
+
+    Args:
+        seconds: the limit; 0: none.
+    """
+    while seconds:
+        await asyncio.sleep(min(LOOK_SECONDS, seconds / 4))
+        if not engine.held:
+            silent = [server for server in engine.pool.usable() if _silent(server) > seconds]
+            await asyncio.gather(*(_ask(engine, server, seconds) for server in silent))
+
+
+def _silent(server: Server) -> float:
+    """Seconds for which it has answered none of the requests that it has."""
+    return time.monotonic() - server.owing if server.in_flight else 0.0
+
+
+async def _ask(engine: ServedEngine, server: Server, seconds: float) -> None:
+    """Ask a silent server whether it works; it hangs where neither that nor a request is answered within `seconds`."""
+    since, began = server.owing, time.monotonic()
+    while (left := began + seconds - time.monotonic()) > 0:
+        try:
+            await engine.dialect.check_working(engine.pool, server, left)
+        except RefusedError:  # it has no such route: nothing can be said
+            server.owing = time.monotonic()
+        except EngineError:
+            await asyncio.sleep(min(1.0, seconds / 4))
+        else:
+            server.owing = time.monotonic()
+        if server.problem or server.owing != since or not server.in_flight or engine.held:
+            return
+    server.hang(
+        f"it hangs: for {time.monotonic() - since:.0f} s it has answered none of its {server.in_flight} requests, nor "
+        "whether it works"
+    )
