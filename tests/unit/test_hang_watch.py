@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -52,6 +53,28 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+def test_the_time_in_which_a_server_had_nothing_to_answer_is_not_counted(tmp_path: Path) -> None:
+    """Nor that since a request which was given up, and was its last."""
+
+    async def body(rig: Rig) -> None:
+        fault = Silent((200, {}))
+        server = await rig.add(fault)
+        fault.silent = True
+        given_up = asyncio.create_task(rig.engine.generate([5], PARAMS))
+        await rig.started(0, 1)
+        given_up.cancel()
+        with suppress(asyncio.CancelledError):
+            await given_up
+        began = time.monotonic()
+        job = asyncio.create_task(rig.engine.generate([6], PARAMS))
+        await rig.started(0, 2)
+        assert (server.in_flight, server.owing >= began) == (1, True)
+        fault.freed.set()
+        await job
+
+    scenario(tmp_path, body)
+
+
 @pytest.mark.parametrize("working", [Hang(), (503, {})], ids=["no answer", "it says no"])
 def test_what_a_hanging_server_was_asked_is_sampled_by_another(working: Answer, tmp_path: Path) -> None:
     async def body(rig: Rig) -> None:
@@ -82,7 +105,7 @@ def test_a_slow_server_is_asked_again_and_again_and_kept(working: Answer, tmp_pa
             await until(lambda: fault.asked == 3)
             fault.freed.set()
             assert len((await job).token_ids) == 6
-        assert (server.problem, server.owing, rig.stubs[0].count("/generate")) == ("", 0.0, 2)
+        assert (server.problem, server.in_flight, rig.stubs[0].count("/generate")) == ("", 0, 2)
 
     scenario(tmp_path, body)
 

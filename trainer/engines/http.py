@@ -74,7 +74,7 @@ class Server:
     in_flight: requests that it is at; versions: how many of them were sent under each version. role: what it is to the
     user, in words. doubtful: its weights may be of two versions, whatever it says. idle: after so many seconds it
     closes an idle connection. chosen: number of the pool's choice that it was last. owing: monotonic time since which
-    it owes an answer; 0: it owes none. hangs: it was given up because it does nothing, and its process may still run.
+    it owes an answer, if in_flight. hangs: it was given up because it does nothing, and its process may still run.
     """
 
     name: str
@@ -235,12 +235,13 @@ class ServerPool:
                 continue  # the last one was lost while this request was held back
             server = self.choose(key, avoid)
             version = server.version
+            if not server.in_flight and server is not avoid:  # what was lost with it just now it still owes
+                server.owing = time.monotonic()
             server.in_flight += 1
             server.versions[version] += 1
-            server.owing = server.owing or time.monotonic()
             try:
                 answer = await self._unless_hung(server, path, body(server))
-                server.owing = time.monotonic() if server.in_flight > 1 else 0.0
+                server.owing = time.monotonic()
                 return server, version, answer
             except (ServerLostError, ServerFailedError) as error:
                 failures += 1
