@@ -129,6 +129,25 @@ def test_a_server_that_answers_others_while_it_is_asked_does_not_hang(tmp_path: 
     scenario(tmp_path, body)
 
 
+def test_one_question_that_was_lost_does_not_make_a_server_hang(tmp_path: Path) -> None:
+    """As after a while for which this process was stopped, when every question's time is over at once."""
+
+    async def body(rig: Rig) -> None:
+        fault = Silent(Hang())
+        server = await rig.add(fault)
+        fault.silent = True
+        job = asyncio.create_task(rig.engine.generate([5], PARAMS))
+        async with watched(rig):
+            await until(lambda: fault.asked == 1)
+            fault.working = (200, {})
+            await until(lambda: fault.asked == 3 or bool(server.problem))
+            assert server.problem == ""
+            fault.freed.set()
+            assert len((await job).token_ids) == 6
+
+    scenario(tmp_path, body)
+
+
 def test_nothing_is_asked_during_an_update(tmp_path: Path) -> None:
     async def body(rig: Rig) -> None:
         fault = Silent(Hang())

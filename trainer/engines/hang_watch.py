@@ -15,6 +15,8 @@ from trainer.engines.http import RefusedError, Server
 from trainer.engines.served import ServedEngine
 
 LOOK_SECONDS = 5.0
+ASKS = 4
+"""So often it is asked at least: one question may be lost, or this process be stopped until its time is over."""
 
 
 async def watch_for_hangs(engine: ServedEngine, seconds: float) -> None:
@@ -39,19 +41,28 @@ def _silent(server: Server) -> float:
 
 async def _ask(engine: ServedEngine, server: Server, seconds: float) -> None:
     """Ask a silent server whether it works; it hangs where neither that nor a request is answered within `seconds`."""
-    since, began = server.owing, time.monotonic()
-    while (left := began + seconds - time.monotonic()) > 0:
-        try:
-            await engine.dialect.check_working(engine.pool, server, left)
-        except RefusedError:  # it has no such route: nothing can be said
+    since, waited, each = server.owing, 0.0, seconds / ASKS
+    while waited < seconds:
+        began = time.monotonic()
+        if await _works(engine, server, each):
             server.owing = time.monotonic()
-        except EngineError:
-            await asyncio.sleep(min(1.0, seconds / 4))
         else:
-            server.owing = time.monotonic()
+            await asyncio.sleep(min(1.0, each))
         if server.problem or server.owing != since or not server.in_flight or engine.held:
             return
+        waited += min(time.monotonic() - began, each)
     server.hang(
         f"it hangs: for {time.monotonic() - since:.0f} s it has answered none of its {server.in_flight} requests, nor "
         "whether it works"
     )
+
+
+async def _works(engine: ServedEngine, server: Server, seconds: float) -> bool:
+    """Whether it says so, or cannot be asked: nothing can be said then."""
+    try:
+        await engine.dialect.check_working(engine.pool, server, seconds)
+    except RefusedError:
+        return True
+    except EngineError:
+        return False
+    return True
