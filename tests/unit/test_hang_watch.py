@@ -148,6 +148,39 @@ def test_one_question_that_was_lost_does_not_make_a_server_hang(tmp_path: Path) 
     scenario(tmp_path, body)
 
 
+def test_a_server_is_at_something_until_it_has_said_that_it_works(tmp_path: Path) -> None:
+    """Its memory is taken away once it is at nothing (`ColocatedPublisher.release`), and SGLang samples a token."""
+
+    class Slow(Silent):
+        def __init__(self) -> None:
+            super().__init__((200, {}))
+            self.may_say = asyncio.Event()
+
+        async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+            answer = await super().__call__(method, path, body)
+            if path == "/health_generate":
+                await self.may_say.wait()
+            return answer
+
+    async def body(rig: Rig) -> None:
+        server = await rig.add(fault := Slow())
+        fault.silent = True
+        job = asyncio.create_task(rig.engine.generate([5], PARAMS))
+        asking = asyncio.create_task(watch_for_hangs(rig.engine, 8.0))
+        await rig.started(0, 1)
+        server.owing -= 30.0
+        await until(lambda: fault.asked == 1)
+        fault.freed.set()
+        await job
+        assert server.in_flight == 1
+        fault.may_say.set()
+        await until(lambda: not server.in_flight)
+        asking.cancel()
+        assert server.problem == ""
+
+    scenario(tmp_path, body)
+
+
 def test_nothing_is_asked_during_an_update(tmp_path: Path) -> None:
     async def body(rig: Rig) -> None:
         fault = Silent(Hang())

@@ -59,10 +59,13 @@ async def _ask(engine: ServedEngine, server: Server, seconds: float) -> None:
 
 async def _works(engine: ServedEngine, server: Server, seconds: float) -> bool:
     """Whether it says so, or cannot be asked: nothing can be said then."""
+    server.in_flight += 1  # until it is at nothing its GPU memory is not taken away, and SGLang samples a token
     try:
         await engine.dialect.check_working(engine.pool, server, seconds)
     except RefusedError:
         return True
     except EngineError:
         return False
+    finally:
+        server.in_flight -= 1
     return True
