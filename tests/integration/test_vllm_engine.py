@@ -26,10 +26,11 @@ from tokenversions import token_versions
 from tests.vllmserver import VOCABULARY, random_qwen2, start_vllm, vllm_options, vllm_python
 from trainer.engines.base import EngineError
 from trainer.engines.dialects import make_dialect
-from trainer.engines.http import RefusedError, Server, ServerLostError, ServerPool
+from trainer.engines.http import RefusedError, Server, ServerFailedError, ServerLostError, ServerPool
 from trainer.engines.launching import launch
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.engines.served import ServedEngine
+from trainer.engines.vllm_dialect import NO_METHOD
 from trainer.types import Completion, SamplingParams
 
 EXACT = 1e-3
@@ -306,6 +307,8 @@ def test_a_server_with_a_queue_works_and_one_whose_worker_is_stopped_does_not(se
         with pytest.raises(asyncio.CancelledError):
             await jobs
         assert (server.problem, server.in_flight) == ("", 0)
+        with pytest.raises(ServerFailedError, match="|".join(NO_METHOD)):
+            await pool.call(server, "POST", "/collective_rpc", {"method": "check_what_is_not_there"}, 60.0)
 
     asyncio.run(run())
 

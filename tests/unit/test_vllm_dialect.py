@@ -15,7 +15,7 @@ import pytest
 
 from tests.httpstub import Answer, HttpStub
 from trainer.engines.base import EngineError
-from trainer.engines.http import Limits, Server, ServerPool
+from trainer.engines.http import Limits, Server, ServerFailedError, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.engines.vllm_dialect import VLLMDialect
 from trainer.types import SamplingParams
@@ -33,11 +33,14 @@ class StandIn:
         self.missing = ""
         self.extra_logprobs = 0
         self.empties_its_cache = True
+        self.check: Answer = 200, {"results": [None]}
 
     async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
         route = path.partition("?")[0]
         if route == "/update_weight_version":
             self.version = body["new_version"]
+        if route == "/collective_rpc":
+            return self.check
         answers: dict[str, Any] = {
             "/version": {"version": self.vllm},
             "/weight_info": {"weight_version": self.version},
@@ -144,5 +147,27 @@ def test_a_server_that_lacks_fields_is_refused(missing: str, caplog: pytest.LogC
                 await engine.join(Server("old", stub.url))
         assert "old runs vLLM 0.30.0; this code was tried with 0.32.0 only" in caplog.text
         assert [server.name for server in engine.pool.usable()] == ["s0"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        "Method 'check_health' is not implemented.",
+        "Worker failed with error ''CPUWorker' object has no attribute 'check_health'', please check the stack trace",
+    ],
+)
+def test_a_worker_that_does_not_know_the_question_has_answered(unknown: str) -> None:
+    """That this is what one says is shown by tests/integration/test_vllm_engine.py."""
+
+    async def scenario(engine: ServedEngine, ones: list[StandIn]) -> None:
+        (server,) = engine.pool.usable()
+        await engine.dialect.check_working(engine.pool, server, 5.0)
+        ones[0].check = 500, {"error": {"message": f"Call to collective_rpc method failed: {unknown}", "code": 500}}
+        await engine.dialect.check_working(engine.pool, server, 5.0)
+        ones[0].check = 500, {"error": {"message": "Executor failed.", "code": 500}}
+        with pytest.raises(ServerFailedError, match="Executor failed"):
+            await engine.dialect.check_working(engine.pool, server, 5.0)
 
     run(scenario)

@@ -16,7 +16,7 @@ from trainer.connections import LONG_IDLE_S
 from trainer.engines.adapters import LOAD_DEADLINE, AdapterRoutes
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import Dialect, Stretch, unreadable
-from trainer.engines.http import Json, Server, ServerPool
+from trainer.engines.http import Json, Server, ServerFailedError, ServerPool
 from trainer.engines.options import ServerOptions, visible_devices
 from trainer.types import SamplingParams
 
@@ -27,6 +27,8 @@ WORKER_EXTENSION = "clusterkit_vllm.ClusterkitWeights"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 # What a server says of weights that it was started with, until it is told their version.
 UNNAMED = "default"
+# What workers, in the engine's process or their own, answer with status 500 to a call that their version lacks.
+NO_METHOD = ("is not implemented", "has no attribute")
 # GiB of KV cache of a server on the CPU; ServerOptions.env may say otherwise.
 CPU_CACHE_GIB = "2"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -157,7 +159,11 @@ class VLLMDialect(Dialect):
         """See Dialect. /health asks no engine, and a request for a token may wait in the queue; its workers are asked
         this between two steps.
         """
-        await pool.call(server, "POST", "/collective_rpc", {"method": "check_health"}, seconds)
+        try:
+            await pool.call(server, "POST", "/collective_rpc", {"method": "check_health"}, seconds)
+        except ServerFailedError as error:
+            if not any(words in str(error) for words in NO_METHOD):
+                raise
 
     async def cut_off(self, pool: ServerPool, server: Server) -> None:
         """See Dialect."""
