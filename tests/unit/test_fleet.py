@@ -272,6 +272,9 @@ def test_a_server_that_hangs_is_not_used_until_its_host_has_started_it_again(
             for _ in range(2):
                 await fleet.look()
                 assert (registry.restart_reason(folder, one), fleet.usable(), len(stub.seen)) == ("it hangs", 0, asked)
+                written = (folder / "server-0.restart").stat()
+                await fleet.look()  # its host has not followed yet, or is gone
+                assert (folder / "server-0.restart").stat() == written
                 (folder / "server-0.restart").unlink()  # storage that lost it: it is written until it was followed
             await fleet.look()
             again = replace(one, started=2.0)

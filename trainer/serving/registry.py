@@ -118,8 +118,12 @@ def remove(folder: Path, name: str) -> None:
 
 
 def ask_restart(folder: Path, one: Registration, reason: str) -> None:
-    """Ask a server's host to kill it and start it again, if that has not happened since its present start."""
-    write_atomic(_restart_file(folder, one.name), json.dumps({"started": one.started, "reason": reason}))
+    """Ask a server's host to kill it and start it again, if that has not happened since its present start.
+
+    Asked so already, nothing is written: of a host that is gone this is wanted every second, to the end of the run.
+    """
+    if restart_reason(folder, one) != reason:
+        write_atomic(_restart_file(folder, one.name), json.dumps({"started": one.started, "reason": reason}))
 
 
 def restart_reason(folder: Path, one: Registration) -> str:
