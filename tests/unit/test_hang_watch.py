@@ -94,6 +94,21 @@ def test_what_a_hanging_server_was_asked_is_sampled_by_another(working: Answer, 
     scenario(tmp_path, body)
 
 
+def test_several_may_say_that_a_server_hangs(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        first = await rig.add(fault := Silent(Hang()))
+        fault.silent = True
+        job = asyncio.create_task(rig.engine.generate([5], PARAMS))
+        await rig.started(0, 1)
+        await rig.add()
+        while not job.done():
+            first.hang("it hangs")
+            await asyncio.sleep(0)
+        assert (len((await job).token_ids), first.in_flight) == (6, 0)
+
+    scenario(tmp_path, body)
+
+
 @pytest.mark.parametrize("working", [(200, {}), (404, {})], ids=["it works", "it cannot be asked"])
 def test_a_slow_server_is_asked_again_and_again_and_kept(working: Answer, tmp_path: Path) -> None:
     async def body(rig: Rig) -> None:
