@@ -289,6 +289,35 @@ def test_a_server_that_hangs_is_not_used_until_its_host_has_started_it_again(
     assert caplog.text.count("server-0 hangs: its host is asked to kill it and to start it again") == 1
 
 
+def test_others_join_while_the_host_of_a_server_that_hangs_cannot_be_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
+    folder, dialect = tmp_path / "servers", make_dialect("sglang")
+    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, folder_of(tmp_path / "base", 0), set())
+
+    async def main() -> None:
+        async with HttpStub(FaultyServer()) as stub:
+            one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
+            one = replace(one, base=weights_digest(engine.model))
+            registry.write(folder, one)
+            fleet = Fleet(engine, folder, config)
+            await fleet.look()
+            engine.pool.usable()[0].hang("it hangs")
+            (folder / "server-0.restart").mkdir()  # no file can be written there
+            registry.write(folder, replace(one, name="server-1"))
+            for _ in range(2):
+                await fleet.look()
+                assert [server.name for server in engine.pool.usable()] == ["server-1"]
+            (folder / "server-0.restart").rmdir()
+            await fleet.look()
+            assert registry.restart_reason(folder, one) == "it hangs"
+            await engine.pool.close()
+
+    asyncio.run(main())
+    assert caplog.text.count("server-0 cannot be used yet: its host cannot be asked to start it again: ") == 1
+
+
 @pytest.mark.parametrize(("limit", "reason"), [(600.0, "it could not join for 615 s: server-0 ("), (0.0, "")])
 def test_a_server_that_does_not_answer_while_it_joins_is_started_again_in_the_end(
     limit: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -122,7 +122,10 @@ class Fleet:
         self._failures = {start: count for start, count in self._failures.items() if start in there}
         for one in ready.values():  # again and again until its host has done so
             if why := self._hung.get((one.name, one.started)):
-                await asyncio.to_thread(registry.ask_restart, self.folder, one, why)
+                try:
+                    await asyncio.to_thread(registry.ask_restart, self.folder, one, why)
+                except OSError as error:  # a full disk, say: others may join all the same
+                    self._tell_once(one, f"its host cannot be asked to start it again: {error}")
         fresh = [one for one in ready.values() if one.name not in self._joined and self._may_join(one)]
         await asyncio.gather(*(self._join(one) for one in fresh))
         return found
