@@ -77,6 +77,29 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     return found
 
 
+Score = tuple[float, float, float]
+"""A value and the bounds of its 95 % interval, 0 to 1; both bounds are the value where they are not known."""
+
+
+def document_scores(summary: dict[str, Any]) -> dict[str, dict[int, Score]]:
+    """Return held-out scores by the number of documents, in its order.
+
+    Returns:
+        Scores `before` and `after` training, and `blank`: after training, with the memory blanked. What was not
+        measured is left out.
+    """
+    found: dict[str, dict[int, Score]] = {"before": {}, "after": {}, "blank": {}}
+    for row in summary.get("table") or []:
+        documents = (row.get("documents") or summary.get("trained_documents")) if isinstance(row, dict) else None
+        if not isinstance(documents, int) or documents < 1 or row.get("chunks"):
+            continue
+        for name in ("after",) if row.get("blank_memory") else ("before", "after"):
+            if _is_number(value := row.get(name)) and math.isfinite(value):
+                low, high = _bounds(row, name) or (value, value)
+                found["blank" if row.get("blank_memory") else name][documents] = (value, low, high)
+    return {name: dict(sorted(scores.items())) for name, scores in found.items()}
+
+
 def _rollout_rows(totals: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return the results of trajectories: means over tasks, and the best of each task's trajectories."""
     found = [(f"{totals.get('tasks', '?')} tasks, {totals.get('trajectories', '?')} trajectories", "mean", "best")]
@@ -109,10 +132,15 @@ def _plain(value: Any, digits: int = 3) -> str:
 
 def _interval(row: dict[str, Any], name: str) -> str:
     """Return the 95 % interval of a value, as " (21.0 … 27.5)"; empty if it is not known."""
+    bounds = _bounds(row, name)
+    return f" ({100 * bounds[0]:.1f} … {100 * bounds[1]:.1f})" if bounds else ""
+
+
+def _bounds(row: dict[str, Any], name: str) -> tuple[float, float] | None:
     bounds = row.get(f"interval_{name}")
-    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
-        return ""
-    return f" ({100 * bounds[0]:.1f} … {100 * bounds[1]:.1f})"
+    if not isinstance(bounds, list) or not all(_is_number(one) and math.isfinite(one) for one in bounds):
+        return None
+    return (bounds[0], bounds[1]) if len(bounds) == 2 else None
 
 
 def _label(row: dict[str, Any], trained: list[int], documents: int) -> str:

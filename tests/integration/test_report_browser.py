@@ -96,6 +96,31 @@ def test_a_report_is_drawn_and_readable_everywhere(
     assert shown.asked == [address]
 
 
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_scores_over_documents_are_drawn_below_their_table(
+    screen: Any, tmp_path: Path, viewport: dict[str, int]
+) -> None:
+    scores = {"before": 0.2, "interval_before": [0.1, 0.3], "after": 0.4, "interval_after": [0.3, 0.5]}
+    rows = [
+        {"documents": count, "blank_memory": blank, **scores} for count, blank in ((8, False), (32, False), (0, True))
+    ]
+    writer = RunWriter(tmp_path).summary(table=rows, trained_documents=8, trained_chunks=[], chance=None)
+    address = write_report(tmp_path, writer.run)
+
+    shown = screen(address, viewport)
+    drawing = shown.page.locator("#closing svg")
+    dots = [dot.bounding_box() for dot in drawing.locator("circle").all()]
+    colours = drawing.locator("circle").evaluate_all("dots => dots.map((dot) => getComputedStyle(dot).fill)")
+
+    assert drawing.bounding_box()["y"] > shown.page.locator("#closing table").bounding_box()["y"]
+    assert [dot["x"] < viewport["width"] / 2 for dot in dots] == [True, viewport is DESKTOP, True, viewport is DESKTOP]
+    assert dots[0]["y"] > dots[2]["y"]  # 20 below 40 percent
+    assert colours == ["rgb(188, 76, 0)"] * 2 + ["rgb(9, 105, 218)"] * 2
+    assert shown.page.locator("#closing .legend i.dashed").count() == 1
+    assert shown.page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+    assert (shown.said, shown.asked) == ([], [address])
+
+
 def test_the_values_under_the_pointer_are_told(screen: Any, address: str) -> None:
     shown = screen(address)
     plot = shown.page.locator(".u-over").first

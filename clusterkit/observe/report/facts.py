@@ -12,9 +12,10 @@ from typing import Any
 from clusterkit.common.origin import masked
 from clusterkit.common.text_plot import count, duration, shares, size
 from clusterkit.observe.report.source import Run
-from clusterkit.runs.final_evaluation import read_summary, summary_rows, supervised_text
+from clusterkit.runs.final_evaluation import document_scores, read_summary, summary_rows, supervised_text
 from clusterkit.runs.log.metrics import Record, mapping, number
 from clusterkit.runs.status import Status
+from clusterkit.ui.interval_plot import Line, Point, interval_plot
 from clusterkit.ui.markup import Html, join, table, tag
 from clusterkit.ui.run_status import is_supervised, warmup_text
 
@@ -290,8 +291,23 @@ def final_evaluation(runs: Sequence[Run]) -> Html | None:
         if summary is not None:
             title = tag("p", tag("b", run.name)) if len(runs) > 1 else None
             heading, *rows = map(list, summary_rows(summary))
-            parts.append(join(title, table(heading, rows, "closing")))
+            parts.append(join(title, table(heading, rows, "closing"), _over_documents(summary)))
     return join(*parts) if parts else None
+
+
+def _over_documents(summary: Record) -> Html | None:
+    """Return the plot of scores over the number of documents; None where there is one number of them."""
+    scores = document_scores(summary)
+    kinds = [("before", "before training", 1, False), ("after", "after training", 0, False)]
+    lines = [
+        Line(text, colour, [Point(documents, *score) for documents, score in scores[name].items()], level)
+        for name, text, colour, level in [*kinds, ("blank", "memory blanked, after training", 6, True)]
+        if scores[name]
+    ]
+    if max(map(len, (scores["before"], scores["after"]))) < 2:
+        return None
+    plot = interval_plot("Held-out accuracy by the number of documents", "documents", lines, logarithmic=True)
+    return tag("div", plot, cls="grid-of-plots")
 
 
 def moment(seconds: float | None) -> str:
