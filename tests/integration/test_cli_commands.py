@@ -154,6 +154,23 @@ def test_a_named_complete_run_shows_its_closing_table_again(tmp_path: Path) -> N
     assert "is complete" in result.stderr
     assert "trial_name=run1 train.total_steps=60" in result.stderr
     assert writer.run.attempt_numbers() == [1]
+    page = writer.run.logs / "report.html"
+    assert result.stdout.splitlines()[-1] == f"picture     {page}"
+    assert "64 chunks (16 x the longest trained)" in page.read_text()
+    assert "clusterkit report" not in result.stderr
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    page = _complete(tmp_path).run.logs / "report.html"
+    page.mkdir()
+
+    result = _run(tmp_path, "train", "--preset", "tiny", "trial_name=run1", "--fileroot", str(tmp_path), THIRTY)
+
+    assert (result.returncode, "98.0%" in result.stdout, "picture" in result.stdout) == (0, True, False)
+    (told,) = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
+    assert told.startswith(f"warning: no page was written ({page} is a folder")
+    assert told.endswith(f"clusterkit report tiny-recall/run1 --fileroot {tmp_path} --out FILE writes one")
+    assert "as a web page   clusterkit report tiny-recall/run1" in result.stderr
 
 
 def test_a_complete_run_as_json(tmp_path: Path) -> None:

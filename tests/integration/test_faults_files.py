@@ -84,6 +84,20 @@ def test_train_with_a_disk_that_fills_after_the_folder_was_made(disk: Path, tmp_
     assert (writer.run.logs / "launch.lock").read_bytes() == b""
 
 
+def test_a_page_that_finds_no_room_at_the_end_of_a_run_is_a_warning(disk: Path, tmp_path: Path) -> None:
+    writer = RunWriter(disk / "runs").config().attempt().steps(1, 30).recover(30).summary().finish()
+    fill(disk)
+    words = ["train", "--preset", "tiny", "--fileroot", str(disk / "runs"), "trial_name=run1", "train.total_steps=30"]
+
+    done = run(tmp_path, *words)
+
+    assert (done.returncode, "98.0%" in done.stdout) == (0, True), done.stderr
+    (told,) = (line for line in done.stderr.splitlines() if line.startswith("warning: "))
+    assert f"{writer.run.logs}/report.html" in told
+    assert f"no space left on its disk. {lines_of_free(disk)}" in told
+    assert not list(writer.run.logs.glob("*report*"))
+
+
 @pytest.mark.parametrize(
     ("words", "places", "way"),
     [

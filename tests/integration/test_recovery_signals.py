@@ -125,9 +125,14 @@ def test_the_operator_passes_the_signal_on(new_trial: NewTrial, reference: Trial
     assert told.startswith("To go on: clusterkit train --preset tiny --no-progress ")
     assert "train.learning_rate=0.001" in told
     assert "trial_name=run1" in told
+    page = trial.paths.logs / "report.html"
+    assert not page.exists()
 
     again = subprocess.run([*argv, "--json"], env=ENVIRONMENT, cwd=REPOSITORY, check=False, timeout=300, **pipes)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["summary"]["parameter_sha256"] == reference.summary()["parameter_sha256"]
+    assert f"picture     {page}\n" in again.stderr
+    assert "finished" in page.read_text().partition("</header>")[0].partition("<header>")[2]
+    assert "held-out accuracy (4 tasks, greedy)" in page.read_text()
     assert [r["resume_step"] for r in trial.records("attempt")] == [0, done]
     assert_same_run(trial, reference)

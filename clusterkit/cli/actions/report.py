@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterkit.backends.base import Backend
+from clusterkit.backends.records import Runs
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
@@ -13,6 +15,7 @@ from clusterkit.observe.report.log_source import LogRun
 from clusterkit.observe.report.page import content, document
 from clusterkit.observe.report.rollouts import shown_files
 from clusterkit.observe.report.source import RunReader
+from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.reader import cache_folder, log_reader
 from clusterkit.ui import output
 from clusterkit.ui.page_file import write_page
@@ -23,21 +26,38 @@ def report(run: RunOptions, compare: Sequence[str], out: str | None, *, as_json:
     with open_backend(place_of_run(run), output.note) as backend:
         runs = backend.runs()
         directories = runs.choose(run.experiment, run.trial, compare)
-        for directory in directories:
-            runs.fetch_heldout(directory)
-            runs.index_steps(directory)
-            for _, file in shown_files(directory)[-1:]:  # of a cluster's run only the newest: they may be large
-                runs.fetch_step(file)
-        read = [RunReader(directory).read() for directory in directories]
-        names = [one.name for one in read]
-        page = runs.with_original_paths(document(" against ".join(names), content(read, time.time())))
-    _write(
-        page,
-        "-".join([directories[0].experiment, *(directory.trial for directory in directories)]),
-        names,
-        out,
-        as_json,
+        page = _page_of(runs, directories)
+    _write(page, _file_name(directories), [directory.name for directory in directories], out, as_json)
+
+
+def write_at_end(backend: Backend, run: RunDirectory) -> Path:
+    """Write the page of a run that has ended, and return where: beside its logs, or here where they are elsewhere.
+
+    Raises:
+        UserError: the file may not be written. RunError: the disk is full, or the place does not answer.
+    """
+    runs = backend.runs(str(run.fileroot))
+    directories = runs.choose(run.experiment, run.trial)
+    is_copy = runs.original(directories[0]) != directories[0]
+    return write_page(
+        _page_of(runs, directories), Path(f"{_file_name(directories)}.html") if is_copy else run.logs / "report.html"
     )
+
+
+def _page_of(runs: Runs, directories: Sequence[RunDirectory]) -> str:
+    """Return the page of runs that are up to date."""
+    for directory in directories:
+        runs.fetch_heldout(directory)
+        runs.index_steps(directory)
+        for _, file in shown_files(directory)[-1:]:  # of a cluster's run only the newest: they may be large
+            runs.fetch_step(file)
+    read = [RunReader(directory).read() for directory in directories]
+    title = " against ".join(one.name for one in read)
+    return runs.with_original_paths(document(title, content(read, time.time())))
+
+
+def _file_name(directories: Sequence[RunDirectory]) -> str:
+    return "-".join([directories[0].experiment, *(directory.trial for directory in directories)])
 
 
 def report_log(log: str, run: RunOptions, compare: Sequence[str], out: str | None, *, as_json: bool) -> None:

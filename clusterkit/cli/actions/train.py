@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 import yaml
@@ -14,6 +15,7 @@ from clusterkit.backends.slurm.script import SlurmOptions
 from clusterkit.backends.table import open_backend
 from clusterkit.capacity.plan import RunPlan, remote_plan
 from clusterkit.capacity.runnable import refusal
+from clusterkit.cli.actions.report import write_at_end
 from clusterkit.cli.actions.target import announce, place_of, slurm_place
 from clusterkit.cli.actions.target_of_run import for_training
 from clusterkit.cli.actions.train_from import settings_from
@@ -164,7 +166,7 @@ def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json:
     if as_json:
         output.result_json({**submitted.as_dict(), **outcome.as_dict(run)})
     if outcome.exit_code == 0:
-        _print_closing(run, named, outcome, as_json)
+        _print_closing(backend, run, outcome, as_json)
         return
     if outcome.status == "interrupted":
         output.note(outcome.message)
@@ -174,16 +176,20 @@ def _follow(backend: Backend, submitted: SubmittedRun, *, detach: bool, as_json:
     raise typer.Exit(outcome.exit_code)
 
 
-def _print_closing(run: RunDirectory, named: str, outcome: RunOutcome, as_json: bool) -> None:
+def _print_closing(backend: Backend, run: RunDirectory, outcome: RunOutcome, as_json: bool) -> None:
+    named = backend.words(run)
     if outcome.summary is None:
         output.note(f"warning: there is no readable closing table at {run.summary}; the numbers are in {run.metrics}")
     elif not as_json:
         output.lines(summary_lines(outcome.summary))
+    page = _write_report(backend, run, named)
+    if page is not None:
+        (output.note if as_json else output.exact)(f"picture     {page}")
     lines = [
         "",
         "Next:",
         f"  look at it      clusterkit status {named}",
-        f"  as a web page   clusterkit report {named}",
+        *([f"  as a web page   clusterkit report {named}"] if page is None else []),
         f"  train further   {further_command(sys.argv[1:], run.trial, 2 * outcome.global_step or 1)}",
         "  train anew      the same command with seed=2 trial_name=NEW",
     ]
@@ -192,6 +198,16 @@ def _print_closing(run: RunDirectory, named: str, outcome: RunOutcome, as_json: 
     if run.tensorboard.is_dir():
         lines.append(f"  see the curves  tensorboard --logdir {run.tensorboard}")
     output.advice(lines)
+
+
+def _write_report(backend: Backend, run: RunDirectory, named: str) -> Path | None:
+    """Write the page of a run that has ended well. Whatever fails here is a warning: the run is done."""
+    try:
+        return write_at_end(backend, run)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        output.note(f"warning: no page was written ({reason}); clusterkit report {named} --out FILE writes one")
+        return None
 
 
 def _print_console(run: RunDirectory) -> None:
