@@ -30,18 +30,16 @@ def report(run: RunOptions, compare: Sequence[str], out: str | None, *, as_json:
     _write(page, _file_name(directories), [directory.name for directory in directories], out, as_json)
 
 
-def write_at_end(backend: Backend, run: RunDirectory) -> Path:
-    """Write the page of a run that has ended, and return where: beside its logs, or here where they are elsewhere.
+def write_at_end(backend: Backend, run: RunDirectory) -> Path | None:
+    """Write the page of a run that has ended beside its logs, and return where; None: these are on another machine.
 
     Raises:
-        UserError: the file may not be written. RunError: the disk is full, or the place does not answer.
+        UserError: the file may not be written. RunError: the disk is full.
     """
+    if not run.logs.is_dir():
+        return None
     runs = backend.runs(str(run.fileroot))
-    directories = runs.choose(run.experiment, run.trial)
-    is_copy = runs.original(directories[0]) != directories[0]
-    return write_page(
-        _page_of(runs, directories), Path(f"{_file_name(directories)}.html") if is_copy else run.logs / "report.html"
-    )
+    return write_page(_page_of(runs, runs.choose(run.experiment, run.trial)), run.logs / "report.html")
 
 
 def _page_of(runs: Runs, directories: Sequence[RunDirectory]) -> str:
