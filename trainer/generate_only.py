@@ -31,7 +31,7 @@ from trainer.metrics import epoch_line, stats_line, step_scalars
 from trainer.paths import RunPaths
 from trainer.rewards.make import make_reward
 from trainer.rewards.qa import qa_metrics
-from trainer.rollout.batch import rollout_stats
+from trainer.rollout.batch import RewardMetrics, reward_metrics, rollout_stats
 from trainer.rollout.controller import RolloutInterruptedError, SamplingPlan
 from trainer.rollout.record import write_rollouts
 from trainer.rollout.sampler import Sampler
@@ -142,6 +142,7 @@ class RolloutRun:
         left = max(self.tasks - self.next_task, 0)
         self.total_steps = self.global_step + -(-left // config.rollout.batch_size)
         self.seconds = 0.0
+        self.reward_metrics = RewardMetrics(self.monitor.warn)
 
     def run(self) -> None:
         """Roll out the tasks that are left, then write the table. Raises InterruptedRunError when asked to stop."""
@@ -189,8 +190,9 @@ class RolloutRun:
     def _report(self, number: int, groups: list[Group], rollout_s: float, seconds: float) -> None:
         trajectories = [t for group in groups for t in group.trajectories]
         rewards = [t.reward for t in trajectories]
-        stats = rollout_stats(trajectories, rewards, torch.zeros(0), [])
-        stats = {name: value for name, value in sorted(stats.items()) if name not in UNUSED}
+        own = rollout_stats(trajectories, rewards, torch.zeros(0), [])
+        own = {name: value for name, value in own.items() if name not in UNUSED}
+        stats = dict(sorted(self.reward_metrics.beside(own, reward_metrics(trajectories)).items()))
         self.seconds += seconds
         position = Schedule(self.total_steps, self.total_steps, 1, 1).position(number)
         self.monitor.info(stats_line(stats).replace("actor_train", "rollout"))

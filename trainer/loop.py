@@ -28,7 +28,7 @@ from trainer.metrics import eval_scalars
 from trainer.placement import gives_memory_away
 from trainer.rewards import reward_counts
 from trainer.rewards.make import make_reward
-from trainer.rollout.batch import TrainingBatch, leave_out_rejected, make_batch
+from trainer.rollout.batch import RewardMetrics, TrainingBatch, leave_out_rejected, make_batch
 from trainer.rollout.controller import RolloutInterruptedError
 from trainer.rollout.record import room_warning, write_rollouts
 from trainer.rollout.sampler import Sampler
@@ -63,6 +63,7 @@ class TrainingRun(SteppedRun):
         if told := leave_out_misfits(self.source, agent):
             self.monitor.warn(told)
         self.idle_in_row, self.told_room = 0, False
+        self.reward_metrics = RewardMetrics(self.monitor.warn)
         self.evaluates = self._holds_out()
         kept = config.eval.save_trajectories if world.is_main else 0
         self.heldout = HeldoutTrajectories(self.paths.logs, kept, agent, self.tokenizer)
@@ -217,7 +218,7 @@ class TrainingRun(SteppedRun):
                 except RolloutInterruptedError:
                     # The step is done: it is reported and saved like any other, and the next attempt evaluates it.
                     self.state = replace(self.state, eval_due=True)
-        numbers = batch.stats | stats.values
+        numbers = self.reward_metrics.beside(batch.stats | stats.values, batch.metrics)
         processed = numbers["prompt_tokens"] + numbers["sampled_tokens"] + numbers["trained_tokens"]
         self._report_step(number, numbers, processed, began, [g.task.id for g in groups])
 

@@ -20,6 +20,9 @@ from trainer.machine import Usage
 
 log = logging.getLogger("trainer")
 
+SPEEDS = ("tokens_per_s", "step_time_s")
+"""Numbers of a step that stand beside its statistics, and among them in plots."""
+
 
 def open_log(path: Path) -> None:
     """Send the trainer's log to `path` (appended), with AReaL's time stamp and no colour."""
@@ -63,7 +66,7 @@ class _AReaLFormatter(logging.Formatter):
 
 def step_scalars(record: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers of a `step` record by the names that they have in TensorBoard, W&B and the report."""
-    speed: dict[str, Any] = {name: record[name] for name in ("tokens_per_s", "step_time_s") if name in record}
+    speed: dict[str, Any] = {name: record[name] for name in SPEEDS if name in record}
     times, machine = _named("time", record.get("timings")), _named("machine", record.get("machine"))
     return {**_mapping(record.get("stats")), **speed, **times, **machine}
 

@@ -98,6 +98,36 @@ def test_a_reward_may_wait_and_gets_its_options(forks: Forks, new_trial: NewTria
     assert [step["stats"]["task_reward"] for step in trial.records("step")] == [3.0, 3.0]
 
 
+MEASURING = """
+class Measuring:
+    def __init__(self, config):
+        pass
+
+    def score(self, task, trajectory):
+        trajectory.metrics = {"grad_norm": -1.0, "cached_share": -2.0, "turns": -3.0, "mine": -4.0}
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize(("kind", "renamed"), [("grpo", {"grad_norm", "cached_share", "turns"}), ("null", {"turns"})])
+def test_a_metric_takes_no_number_of_the_step(
+    forks: Forks, new_trial: NewTrial, tmp_path: Path, kind: str, renamed: set[str]
+) -> None:
+    trial = new_trial(code_dir=own(tmp_path / "code", MEASURING), reward={"name": "mine:Measuring"})
+    trial.change(**{"train.total_steps": 2, "trainer.type": kind, "eval.num_tasks": 8})
+
+    assert forks.run(trial) == 0, trial.said()
+
+    values = {"grad_norm": -1.0, "cached_share": -2.0, "turns": -3.0, "mine": -4.0}
+    wanted = {f"reward/{name}" if name in renamed else name: value for name, value in values.items()}
+    first, second = (step["stats"] for step in trial.records("step"))
+    for stats in (first, second):
+        assert {name: value for name, value in stats.items() if value < -0.5} == wanted
+        assert all(stats[name] >= 0 for name in renamed)
+    (told,) = (one["message"] for one in trial.records("warning") if "metrics of the reward" in one["message"])
+    assert all(f"{name} as reward/{name}" in told for name in renamed)
+
+
 def test_steps_in_a_row_that_teach_nothing_are_told_once(forks: Forks, new_trial: NewTrial, tmp_path: Path) -> None:
     code = own(tmp_path / "code", FIXED)
     trial = new_trial(**{"code_dir": code, "reward": {"name": "mine:Fixed", "options": {"value": 0.5}}})

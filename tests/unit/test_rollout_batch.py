@@ -23,7 +23,7 @@ from trainer.config_rewards import MathRewardConfig
 from trainer.config_tasks import MathConfig
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.errors import RunError, UserError
-from trainer.rollout.batch import make_batch, turn_rows
+from trainer.rollout.batch import RewardMetrics, make_batch, turn_rows
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
 from trainer.rollout.record import write_rollouts
 from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
@@ -363,17 +363,30 @@ def test_what_a_reward_leaves_and_nothing_can_be_made_of_ends_the_run(leave: Lef
         rewarded(leave)
 
 
-def test_metrics_of_some_trajectories_have_their_own_mean_and_take_no_number_of_the_step() -> None:
+def test_metrics_of_some_trajectories_have_their_own_mean() -> None:
     values = iter([0.25, 0.75])
 
     def leave(trajectory: Trajectory) -> None:
         value = next(values)
         trajectory.metrics = {"n_tokens": np.float32(value)} | ({"late": 4} if value > 0.5 else {})
 
-    stats = make_batch(rewarded(leave), small_config("rollout.batch_size=1"), step=1).stats
+    batch = make_batch(rewarded(leave), small_config("rollout.batch_size=1"), step=1)
 
-    assert (stats["late"], stats["reward/n_tokens"]) == (4.0, 0.5)
-    assert stats["n_tokens"] == stats["prompt_tokens"] + stats["sampled_tokens"]
+    assert batch.metrics == {"late": 4.0, "n_tokens": 0.5}
+    assert batch.stats["n_tokens"] == batch.stats["prompt_tokens"] + batch.stats["sampled_tokens"]
+
+
+def test_a_metric_with_the_name_of_a_number_has_another_one_from_then_on_and_is_told_once() -> None:
+    told: list[str] = []
+    metrics = RewardMetrics(told.append)
+    mine = {"judge_wait_s": 7.0, "tokens_per_s": 8.0, "mine": 9.0}
+
+    assert metrics.beside({"judge_wait_s": 1.0}, mine) == {
+        "judge_wait_s": 1.0, "reward/judge_wait_s": 7.0, "reward/tokens_per_s": 8.0, "mine": 9.0,
+    }  # fmt: skip
+    assert metrics.beside({}, mine) == {"reward/judge_wait_s": 7.0, "reward/tokens_per_s": 8.0, "mine": 9.0}
+    (message,) = told
+    assert "judge_wait_s as reward/judge_wait_s, tokens_per_s as reward/tokens_per_s" in message
 
 
 def test_records_take_what_json_does_not_know(tmp_path: Path) -> None:

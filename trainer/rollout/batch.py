@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from trainer.algorithms.table import resolve
 from trainer.config import RunConfig
 from trainer.config_parts import AlgorithmConfig
 from trainer.engines.sharing import common_prefix
+from trainer.metrics import SPEEDS
 from trainer.rollout.turn_advantages import (
     control_rewards,
     overlong_penalties,
@@ -32,12 +34,34 @@ COUNTERS = ("empty_memory", "truncated_memory", "truncated_final", "truncated_co
 @dataclass(slots=True)
 class TrainingBatch:
     """minibatches: rows of each optimizer step. advantages: one per trajectory, in the order of the groups.
-    stats: numbers of the rollouts.
+    stats: numbers of the rollouts. metrics: those of the reward, by its own names; on rank 0.
     """
 
     minibatches: list[list[Row]]
     advantages: list[float]
     stats: dict[str, float]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class RewardMetrics:
+    """Puts the metrics of a reward beside a step's own numbers: NAME, or reward/NAME once there was such a number.
+
+    Args:
+        warn: is told of every metric that has the name of a number, once.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._renamed: set[str] = set()
+
+    def beside(self, own: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+        """All numbers of a step. own: those that the trainer has recorded, all of them."""
+        new = sorted((metrics.keys() & (own.keys() | set(SPEEDS))) - self._renamed)
+        if new:
+            self._renamed.update(new)
+            names = ", ".join(f"{name} as reward/{name}" for name in new)
+            self._warn(f"metrics of the reward have names of the step's own numbers and are recorded apart: {names}")
+        return own | {f"reward/{name}" if name in self._renamed else name: value for name, value in metrics.items()}
 
 
 def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBatch:
@@ -85,7 +109,7 @@ def make_batch(groups: list[Group], config: RunConfig, step: int) -> TrainingBat
     stats["zero_variance_groups"] = float(zero_variance_groups(signal, of_group)) if ok else float(len(groups))
     if any(config.overlong_buffer(config.agent.response_limit(kind)) for kind in ("final", "update")):
         stats["overlong_penalty"] = sum(lost) / max(len(lost), 1)
-    return TrainingBatch(minibatches, advantages.tolist(), stats)
+    return TrainingBatch(minibatches, advantages.tolist(), stats, reward_metrics(trajectories))
 
 
 def turn_rows(trajectories: list[Trajectory], per_turn: torch.Tensor, config: RunConfig) -> list[Row]:
@@ -151,11 +175,7 @@ def rollout_stats(
     counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
     for t in trajectories:
         counters.update(t.counters)
-    metrics: dict[str, list[float]] = {}
-    for t in trajectories:
-        for name, value in t.metrics.items():
-            metrics.setdefault(name, []).append(value)
-    own = {
+    return {
         "task_reward": sum(t.reward for t in trajectories) / count,
         "final_reward": sum(rewards) / count,
         "advantage_abs": float(advantages.abs().mean()) if len(advantages) else 0.0,
@@ -173,8 +193,15 @@ def rollout_stats(
         "failed_trajectories": float(sum(t.error is not None for t in trajectories)),
         **{name: float(count) for name, count in counters.items()},
     }
-    # A metric never takes the place of a step's own number.
-    return own | {f"reward/{name}" if name in own else name: fmean(values) for name, values in metrics.items()}
+
+
+def reward_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """What a reward left in `metrics`, as means of the trajectories that have it."""
+    metrics: dict[str, list[float]] = {}
+    for t in trajectories:
+        for name, value in t.metrics.items():
+            metrics.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in metrics.items()}
 
 
 def distinct_prompt_tokens(group: Group) -> int:
