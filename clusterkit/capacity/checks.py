@@ -193,7 +193,7 @@ def check_disk(config: RunConfig, shape: ModelShape | None, time: StepTime | Non
     saves = timing.saves(config, time.seconds if time else None)
     usage = disk_usage(config, shape, saves)
     parts = [
-        f"two recover slots {_gib(usage.parts['recover'])}",
+        f"recover checkpoints {_gib(usage.parts['recover'])} (two, and the next one while it is written)",
         f"{_count(saves, 'checkpoint')} {_gib(usage.parts['checkpoints'])}",
     ]
     if usage.parts["model"]:

@@ -30,7 +30,8 @@ STATE_BYTES = 16
 """Per trained parameter: master weight, gradient and the two moments of Adam, 4 bytes each."""
 RECOVER_BYTES = 12
 """Per parameter in a recover checkpoint: master weight and the two moments."""
-RECOVER_SLOTS = 2
+RECOVER_SLOTS = 3
+"""Recover checkpoints on the disk at most: two are kept, and the next is written beside them."""
 RELEASED = 2 * GIB
 """Bytes that an engine keeps while training uses its GPU."""
 FLOAT32 = 4
@@ -204,9 +205,9 @@ def cache_of(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: i
 
 
 def disk_usage(config: RunConfig, shape: ModelShape, saves: int) -> Usage:
-    """Estimate the storage of a run: its first model, two recover slots of 12 P, `saves` exports of b P.
+    """Estimate the storage of a run: its first model, three recover checkpoints of 12 P, `saves` exports of b P.
 
-    With model.lora recover slots have the adapters alone, and exports them beside the merged model or in place of it.
+    With model.lora recover checkpoints have the adapters alone; exports, them beside the merged model or in its place.
     """
     adapters = shape.adapter_parameters(config.model.lora)
     whole = weight_bytes(config) * shape.parameters if config.checkpoint.merged or not adapters else 0

@@ -125,7 +125,7 @@ def test_adapters_have_the_state_and_the_base_is_the_reference() -> None:
     assert usage.parts["base"] == 2 * 7_615_616_512
     assert usage.parts["reference"] == 0
     assert waiting_usage(config, shape, Layout(1)) == 12 * adapters + 2 * 7_615_616_512
-    assert disk_usage(config, shape, 5).parts["recover"] == 2 * 12 * adapters
+    assert disk_usage(config, shape, 5).parts["recover"] == 3 * 12 * adapters
     assert disk_usage(config, shape, 5).parts["checkpoints"] == 5 * (2 * 7_615_616_512 + 4 * adapters)
 
 
@@ -195,7 +195,7 @@ def test_disk_of_a_run() -> None:
     config, shape = resolve("1.5B_n1").config, SHAPES["deepseek-r1-distill-qwen-1.5b"]
 
     assert timing.saves(config, 3461) == 5
-    assert disk_usage(config, shape, 5).total == (2 + 2 * 12 + 5 * 2) * 1_777_088_000
+    assert disk_usage(config, shape, 5).total == (2 + 3 * 12 + 5 * 2) * 1_777_088_000
     assert timing.saves(resolve("1.5B_n1", None, ["checkpoint.save_freq_secs=14400"]).config, 3461) == 1035 // 5
 
 
@@ -382,7 +382,7 @@ def test_hosts_and_space_of_a_preset_come_from_its_values() -> None:
         **{"7B_n4": (4, 8), "7B_n16": (16, 8), "7B-zero_n16": (16, 8), "32B_n16": (16, 8)},
         **{"memalpha-tiny": (1, 0), "memalpha-4B": (1, 2), "memalpha-4B_n4": (4, 8)},
     }
-    assert needs["7B_n4"].data_space == (2 + 2 * 12 + 5 * 2) * 7_615_616_512
+    assert needs["7B_n4"].data_space == (2 + 3 * 12 + 5 * 2) * 7_615_616_512
 
 
 @pytest.mark.parametrize(
