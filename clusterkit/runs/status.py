@@ -32,6 +32,7 @@ class Status:
     holder: str | None  # the process or job that works on the run
     total_steps: int  # planned steps, 0 if unknown
     observed_at: float  # Unix seconds
+    asleep: float = 0.0  # seconds since the last record in which its machine was suspended
 
     @property
     def alive(self) -> bool:
@@ -40,9 +41,9 @@ class Status:
 
     @property
     def silence(self) -> float | None:
-        """Seconds since the last record."""
+        """Seconds since the last record, without those asleep."""
         last = self.history.last_time
-        return None if last is None else max(self.observed_at - last, 0.0)
+        return None if last is None else max(self.observed_at - last - self.asleep, 0.0)
 
     @property
     def eta(self) -> float | None:
@@ -108,18 +109,21 @@ def find_run(
     )
 
 
-def observe(run: RunDirectory, now: float, history: History | None = None, holder: str | None = None) -> Status:
+def observe(
+    run: RunDirectory, now: float, history: History | None = None, holder: str | None = None, asleep: float = 0.0
+) -> Status:
     """Observe a run by its directory.
 
     Args:
         now: Unix seconds, by this machine's clock.
         history: its records, if they were read already.
         holder: the process that works on it, if its locks cannot tell (a copy of a run on other machines).
+        asleep: seconds since its last record in which its machine was suspended: they are no silence.
     """
     history = read_history(run.metrics) if history is None else history
     holder, now = holder or holder_of(run), now + run.clock_ahead
-    state, message = with_queue_state(run, *_judge(run, history, holder, now))
-    return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now)
+    state, message = with_queue_state(run, *_judge(run, history, holder, now - asleep))
+    return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now, asleep)
 
 
 def _judge(run: RunDirectory, history: History, holder: str | None, now: float) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,6 +180,36 @@ def test_each_stall_is_told_once_and_then_the_end(tmp_path: Path, receiver: Rece
     assert watcher.look() == ("finished", True)
     assert [body["event"] for body in receiver.bodies] == ["stalled", "stalled", "completed"]
     assert all(body["seconds_since_last_record"] > 100 for body in receiver.bodies[:2])
+
+
+@pytest.mark.parametrize("recorded", [5, 4005])
+def test_suspended_is_not_stalled_and_a_stall_is_told_all_the_same(
+    tmp_path: Path, receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch, recorded: int
+) -> None:
+    """The machine is suspended for 4000 s between two looks; the last record comes before that, or after."""
+    began = time.time()
+    clock = SimpleNamespace(wall=began, awake=7.0)
+    clocks = SimpleNamespace(time=lambda: clock.wall, monotonic=lambda: clock.awake)
+    monkeypatch.setattr("clusterkit.observe.alerts.watch.time", clocks)
+    writer = RunWriter(tmp_path).config()
+    writer.clock -= 20
+    writer.attempt().steps(1, 3)
+    watcher = Watcher(writer.run, Webhook(receiver.url), said.append, SOON)
+
+    def look_after(awake: float, suspended: float = 0.0) -> str:
+        clock.wall += awake + suspended
+        clock.awake += awake
+        return watcher.look()[0]
+
+    with hold_lock(writer.run.logs / "run.lock"):
+        assert look_after(0) == "running"
+        writer.clock = began + recorded
+        writer.record("eval", global_step=3, accuracy=0.5, name="heldout", num_tasks=1)
+        assert look_after(10, suspended=4000) == "running"
+        assert look_after(45) == "running"
+        assert look_after(18) == "stalled"
+    (alert,) = receiver.bodies
+    assert 60 < alert["seconds_since_last_record"] < 70
 
 
 def test_watching_goes_on_after_a_failure_and_ends_with_the_run(tmp_path: Path, receiver: Receiver) -> None:

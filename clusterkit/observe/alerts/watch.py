@@ -17,6 +17,32 @@ from clusterkit.runs.status import observe
 from trainer.errors import UserError
 
 
+class Suspensions:
+    """How long this machine was suspended since a run's last record."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+        self._last: float | None = None
+        self._asleep = 0.0
+
+    def since(self, last: float | None, wall: float, awake: float) -> float:
+        """Return the seconds of it, at most those since the record.
+
+        Args:
+            last: time of the run's last record, Unix seconds.
+            wall: now, Unix seconds.
+            awake: now, on a clock that stands still while the machine is suspended.
+        """
+        if self._before is not None:
+            if last != self._last:
+                self._asleep = 0.0
+            self._asleep += max((wall - self._before[0]) - (awake - self._before[1]), 0.0)
+        # A record that came after the machine woke up leaves nothing of the suspension before it.
+        self._asleep = 0.0 if last is None else min(self._asleep, max(wall - last, 0.0))
+        self._before, self._last = (wall, awake), last
+        return self._asleep
+
+
 class Watcher:
     """Watches one run for one receiver.
 
@@ -42,6 +68,8 @@ class Watcher:
         self.delivered = Delivered(self._record, receiver.name)
         self._tail, self._history = MetricsTail(run.metrics), History()
         self._problem = ""
+        # Where a run of other machines has its copy, its silence is theirs.
+        self._suspensions = Suspensions() if type(self._mirror) is Runs else None
 
     def look(self) -> tuple[str, bool]:
         """Observe the run once; return its state, and whether its alert, if any, is delivered.
@@ -51,7 +79,10 @@ class Watcher:
         """
         self._mirror.fetch(self.run)
         self._history.extend(self._tail.read())
-        status = observe(self.run, time.time(), self._history)
+        now, asleep = time.time(), 0.0
+        if self._suspensions is not None:
+            asleep = self._suspensions.since(self._history.last_time, now, time.monotonic())
+        status = observe(self.run, now, self._history, asleep=asleep)
         alert = alert_of(status, ())
         if alert is None or alert in self.delivered:
             return status.state, True
