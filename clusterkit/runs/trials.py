@@ -99,13 +99,13 @@ def run_directory(config: RunConfig, trial: str) -> RunDirectory:
     return RunDirectory(Path(config.fileroot), user_name(), config.experiment_name, trial)
 
 
-def require_free(run: RunDirectory) -> None:
+def require_free(run: RunDirectory, way_out: str = "To train beside it: add trial_name=NEW") -> None:
     """Raise UserError if a process works on the run."""
     holder = holder_of(run)
     if holder:
         raise UserError(
             f"{run.name} is being trained now by {holder}. To watch it: clusterkit status --watch "
-            f"{run.word} --fileroot {shlex.quote(str(run.fileroot))}. To train beside it: add trial_name=NEW"
+            f"{run.word} --fileroot {shlex.quote(str(run.fileroot))}. {way_out}"
         )
 
 

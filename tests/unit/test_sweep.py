@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -209,7 +210,28 @@ def test_a_trial_of_that_name_with_other_settings_is_refused(machine: Path, comp
 def test_a_trial_that_is_being_trained_is_refused(machine: Path) -> None:
     writer = RunWriter(machine, trial="seed-1").config("seed=1").attempt().steps(1, 2)
     with hold_lock(writer.run.logs / "run.lock"):
-        assert "seed-1 is being trained now by process" in refused("--sweep", "seed=1,2")
+        message = refused("--sweep", "seed=1,2")
+    assert "seed-1 is being trained now by process" in message
+    assert "leave its value out, or wait until it has ended" in message
+    assert "trial_name=NEW" not in message  # which would train all of them anew
+
+
+def test_the_trial_to_follow_is_one_that_is_at_work(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command begins the second one between the check and its turn."""
+    done = RunWriter(machine, trial="seed-1").config("seed=1").attempt(total_steps=60).steps(1, 60).recover(60)
+    done.finish(step=60)
+    writer = RunWriter(machine, trial="seed-2").config("seed=2").attempt().steps(1, 2)
+    with ExitStack() as held:
+
+        def begun(*_: object, **__: object) -> str:
+            held.enter_context(hold_lock(writer.run.logs / "run.lock"))
+            return ""
+
+        monkeypatch.setattr(sweep, "train_in_turn", begun)
+        found = CliRunner().invoke(app, ["train", "--preset", "tiny", "--sweep", "seed=1,2"])
+
+    assert found.exit_code == 3
+    assert "clusterkit status --watch tiny-recall/seed-2" in found.stderr
 
 
 def test_trials_that_go_to_different_places_are_refused() -> None:

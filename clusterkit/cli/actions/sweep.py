@@ -29,7 +29,7 @@ from clusterkit.provision.assets.model import NodeAsset
 from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.overview import RunOverview, differing, flat, overview
 from clusterkit.runs.train_command import again_command
-from clusterkit.runs.trials import TrialState, choose_trial
+from clusterkit.runs.trials import TrialState, choose_trial, require_free
 from clusterkit.ui import output
 from trainer.errors import RunError, UserError
 
@@ -108,6 +108,8 @@ def _checked(backend: Backend, records: Runs, request: RunRequest, look: Look) -
     stored = list[str]()
     if backend.attach(request) is None:
         planned = backend.plan(request)
+        if planned.trial is not None:
+            require_free(planned.trial.run, "To train the others: leave its value out, or wait until it has ended")
         if refused := refusal(planned.request.typed or planned.request.config, planned.trial):
             raise refused
         if not complete:
@@ -209,15 +211,15 @@ def _print_result(records: Runs, listed: Sequence[RunOverview], code: int, as_js
 
 
 def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) -> None:
-    """Print what to type next, for the trial that reads best and for one that has failed."""
+    """Print what to type next, for the trial that reads best and for one that is at work or has failed."""
     finished = [one for one in listed if one.state == "finished"]
     best = max(finished or listed, key=lambda one: (_or_least(one.accuracy), _or_least(one.reward), -(one.loss or 0.0)))
     measure = "loss" if best.accuracy is None and best.loss is not None else "accuracy"
     named = backend.words(records.original(best.run))
     all_named = f"--experiment {best.run.experiment}{named.removeprefix(best.run.word)}"
     lines = ["", "Next:", f"  this table again  clusterkit runs {all_named} --sort {measure}"]
-    if any(one.alive for one in listed):
-        lines.append(f"  follow one        clusterkit status --watch {named}")
+    if alive := next((one for one in listed if one.alive), None):
+        lines.append(f"  follow one        clusterkit status --watch {backend.words(records.original(alive.run))}")
     elif finished:
         lines.append(f"  the best one      clusterkit status {named}")
     else:
