@@ -19,6 +19,15 @@ from clusterkit.runs.final_evaluation import read_summary, summary_lines
 from clusterkit.runs.status import observe
 from clusterkit.runs.trials import TrialState, choose_trial
 from clusterkit.ui.run_status import status_lines
+from trainer.base_run import Attempt
+from trainer.checkpoint import export
+from trainer.checkpoint.start import Start
+from trainer.metrics import Monitor
+from trainer.paths import RunPaths
+from trainer.sft.encoding import Encoder
+from trainer.sft.loop import SftRun
+from trainer.train.distributed import single_world
+from trainer.types import Row
 
 NAMES, THINGS = ("ada", "bo", "cleo"), ("lamp", "chair", "table", "spoon")
 COUNT = 12 * 3
@@ -146,6 +155,32 @@ def test_two_ranks_learn_what_one_does(new_trial: NewTrial, tmp_path: Path) -> N
         assert process.returncode == 0, errors
         losses.append([step["stats"]["loss"] for step in trial.records("step")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_no_checkpoint_is_written_with_a_tokenizer_that_another_thread_makes_rows_with(
+    new_trial: NewTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = sft(new_trial, tmp_path, **{"train.total_steps": 2, "checkpoint.save_freq_steps": 1}).config
+    model, logs = chat_checkpoint(tmp_path / "model", window=256), RunPaths.of(config).logs
+    logs.mkdir(parents=True)
+    encoding, writing = set[int](), set[int]()
+    rows, describe = Encoder.rows, export.save_description
+
+    def noted_rows(self: Encoder, *arguments: Any) -> list[Row]:
+        encoding.add(id(self.tokenizer))
+        return rows(self, *arguments)
+
+    def noted_description(lm: Any, dtype: Any, tokenizer: Any, folder: Path) -> None:
+        writing.add(id(tokenizer))
+        describe(lm, dtype, tokenizer, folder)
+
+    monkeypatch.setattr(Encoder, "rows", noted_rows)
+    monkeypatch.setattr(export, "save_description", noted_description)
+    SftRun(Attempt(config, model, single_world(), Monitor(logs, 1), lambda: False, Start(None))).run()
+
+    assert encoding
+    assert writing
+    assert not encoding & writing
 
 
 def test_every_answer_of_a_chat_is_learned(forks: Forks, new_trial: NewTrial, tmp_path: Path) -> None:

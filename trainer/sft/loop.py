@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -97,7 +98,7 @@ class SftRun(SteppedRun):
     """One attempt at supervised fine-tuning.
 
     A thread makes the rows of a step while the one before is trained: tokenizers work without Python's lock, and a GPU
-    waited for them two fifths of a step. All rows are made there, for no two threads may use a tokenizer at a time.
+    waited for them two fifths of a step. The encoder has its own tokenizer, for no two threads may use one at a time.
     """
 
     learner: SftLearner
@@ -107,7 +108,7 @@ class SftRun(SteppedRun):
         config, model_folder, world = attempt.config, attempt.model_folder, attempt.world
         self.examples = load_examples(config.examples)
         self.tokenizer = load_tokenizer(model_folder)
-        self.encoder = Encoder(config, self.tokenizer)
+        self.encoder = Encoder(config, copy.deepcopy(self.tokenizer))  # checkpoints are written while it is at work
         origin = Origin(model_folder, config, world)
         self.longest = min(context_window(origin.lm, config.model), config.train.max_tokens_per_mb)
         self.course = Schedule.of(config, len(self.examples.train))
