@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from typing import Self
+from typing import Any, Self
 
 from clusterkit.backends.base import Log, LogName, Observation, Place, RunSelector, Say, StoppedRun
 from clusterkit.backends.records import Runs
@@ -36,8 +36,8 @@ class FolderBackend:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
+    def __exit__(self, *failure: Any) -> None:
+        self.stack.__exit__(*failure)  # what holds a run notes why it is let go
 
     def words(self, run: RunDirectory) -> str:
         """See `Backend.words`."""

@@ -283,6 +283,16 @@ def test_a_run_that_is_interrupted_before_its_trainer_is_started_says_so_afterwa
         assert attempt == 2
 
 
+def test_a_command_that_is_interrupted_between_its_start_and_the_trainers_says_so_afterwards(tmp_path: Path) -> None:
+    backend = LocalBackend(Place(fileroot=str(tmp_path)), lambda _: None)
+    submitted = backend.start(backend.plan(backend.request("tiny", None, [f"fileroot={tmp_path}"])))
+
+    with pytest.raises(KeyboardInterrupt), backend:
+        raise KeyboardInterrupt
+
+    assert (observe(submitted.run, time.time()).state, submitted.run.has_ended) == ("interrupted", True)
+
+
 def test_the_trainers_message_is_told_once_with_its_exit_code(tmp_path: Path) -> None:
     with operating(tmp_path, "disk") as operator:
         code, err, outcome, message = operator.end()
