@@ -104,7 +104,9 @@ def note_of_record(record: RowRecord, row: dict[str, Any]) -> str:
     found = [q for q, question in row["questions"].items() if question.get("too_long")]
     if not found:
         return ""
-    reason = next(str(line["too_long"]) for (q, _), line in record.samples.entries.items() if q == found[0])
+    answers = [line for (q, _), line in record.samples.entries.items() if q == found[0]]
+    # Of an older version there may be answers to a prompt that was cut.
+    reason = next(str(line["too_long"]) for line in answers if line.get("too_long"))
     return too_long_note(row["dataset"], len(found), row["num_questions"], reason)
 
 

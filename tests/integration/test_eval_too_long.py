@@ -96,6 +96,24 @@ def test_checkpoints_are_compared_over_all_questions_and_it_is_told_for_which_of
     assert told in (other / "table.txt").read_text(encoding="utf-8")
 
 
+def test_an_answer_of_an_older_version_to_what_is_too_long_now_stays(
+    model: Path, questions: Path, tmp_path: Path
+) -> None:
+    config = reading(model, questions, tmp_path / "out", methods=["memagent"])
+    evaluate(config)
+    (file,) = (tmp_path / "out").glob("records/*/samples.jsonl")
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    older = [line for line in lines if (line["id"], line["sample"]) == (LONG, "greedy")]
+    older[0].pop("too_long")  # its prompt was cut
+    rest = [line for line in lines if line not in older]
+    file.write_text("".join(json.dumps(line) + "\n" for line in older + rest), encoding="utf-8")
+
+    (row,) = results_of(evaluate(config))["rows"]
+
+    assert row["too_long"] == 1
+    assert "questions that are too long: 1 of 4" in row["notes"][-1]
+
+
 def test_where_all_questions_are_too_long_nothing_is_scored(model: Path, questions: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^ruler_hqa@3: all 4 questions are too long\. The first: .*raise it$") as told:
         evaluate(reading(model, questions, tmp_path / "out", limit=9))
