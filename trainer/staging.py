@@ -86,7 +86,7 @@ def temporary_folder(name: str) -> Iterator[Path]:
     What a killed process of this user and host has left is removed by the next call for the same name.
     """
     root, prefix = Path(tempfile.gettempdir()), f"clusterkit-{name}-{platform.node()}-"
-    _sweep(root, f"{prefix}*", own=True)
+    _sweep(root, prefix + "[a-z0-9_]" * 8, own=True)  # as mkdtemp names them: not those of a host named HOST-1
     folder, lock = _locked_folder(root, prefix)
     try:
         yield folder
@@ -112,7 +112,7 @@ def _sweep(parent: Path, pattern: str, *, own: bool = False) -> None:
     """Remove folders of a pattern that no living process has locked. own: those of this user alone."""
     for leftover in parent.glob(pattern):
         with suppress(OSError):
-            descriptor = os.open(leftover, os.O_RDONLY)
+            descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # a pipe would wait for ever
             try:
                 if not own or os.fstat(descriptor).st_uid == os.getuid():
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its owner lives

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,6 +122,27 @@ def test_a_temporary_folder_of_a_killed_process_goes_away_with_the_next_one_and_
     living.send_signal(signal.SIGINT)
     living.wait(timeout=300)
     assert list(tmp_path.iterdir()) == [theirs]
+
+
+def test_what_another_host_or_user_has_put_into_the_temporary_folder_stays_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    named = f"clusterkit-ranks-{platform.node()}-"
+    of_another_host, pipe = tmp_path / f"{named}2-abcd_123", tmp_path / f"{named}abcd_123"
+    of_another_host.mkdir()
+    os.mkfifo(pipe)
+
+    def begin() -> None:
+        with temporary_folder("ranks"):
+            begun.set()
+
+    begun = threading.Event()
+    threading.Thread(target=begin, daemon=True).start()
+    assert begun.wait(timeout=20)
+
+    assert of_another_host.is_dir()
+    assert pipe.is_fifo()
 
 
 def test_many_that_begin_at_once_do_not_sweep_each_other_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
