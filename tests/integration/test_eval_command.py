@@ -90,10 +90,10 @@ def test_watch_scores_every_checkpoint_and_draws_the_curve(run_folder: Path, tmp
     ]
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "<svg" in page
-    assert "step 10: greedy_acc" in page
+    assert "greedy_acc, training steps 10:" in page
     report = clusterkit("report", "--fileroot", run_folder, "--out", "-", cwd=tmp_path).stdout
     assert "Scores of its checkpoints" in report
-    assert "step 10: greedy_acc" in report
+    assert "greedy_acc, training steps 10:" in report
     compared = clusterkit("eval", *words, "--fileroot", run_folder, "--compare", out, cwd=tmp_path)
     assert "McNemar" not in compared.stdout
     assert "difference" in compared.stderr
