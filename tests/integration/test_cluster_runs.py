@@ -119,7 +119,7 @@ def test_report_of_runs_of_a_cluster(world: World, tmp_path: Path) -> None:
     done = world.json("report", "--cluster", "c", "--trial", "run2", "--compare", "run1", "--out", str(page))
     assert done["runs"] == ["tiny-recall/run2", "tiny-recall/run1"]
     assert "CUDA out of memory" in page.read_text()
-    assert "step 4: greedy_acc 75.0" in page.read_text()
+    assert "greedy_acc, training steps 4: 75.0" in page.read_text()
     assert "clusterkit-" not in page.read_text()
 
 

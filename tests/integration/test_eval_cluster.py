@@ -100,7 +100,7 @@ def test_checkpoints_of_a_run_are_scored_as_they_appear_until_it_is_complete(
     assert "scoring epoch1epochstep2globalstep2" in said
     assert "3 checkpoints are scored" in said
     page = (here / "index.html").read_text()
-    assert "step 12: greedy_acc" in page
+    assert "greedy_acc, training steps 12:" in page
     assert (tmp_path / "stdout").read_text().count("recall") == 3
     listed = json.loads(cluster("jobs", "--cluster", "c", "--json", cwd=tmp_path).stdout)
     (job,) = (job for job in listed if job["trial"] == "watched")
@@ -111,7 +111,7 @@ def test_checkpoints_of_a_run_are_scored_as_they_appear_until_it_is_complete(
     # The numbers are with the run: its report there has the curve, whoever asked for the scores.
     report = cluster("report", "--cluster", "c", "--trial", run.trial, "--out", "-", cwd=tmp_path).stdout
     assert "Scores of its checkpoints" in report
-    assert "step 12: greedy_acc" in report
+    assert "greedy_acc, training steps 12:" in report
 
     again = cluster(*words, "--once", "--json", cwd=tmp_path)
     lines = [json.loads(line) for line in again.stdout.splitlines()]
