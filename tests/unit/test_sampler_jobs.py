@@ -31,8 +31,9 @@ def test_a_run_whose_watch_of_the_servers_ends_is_told_so_at_the_next_groups(cap
 
     sampler, loop = ServedSampler.__new__(ServedSampler), BackgroundLoop()
     controller = SimpleNamespace(groups=groups)
-    served = SimpleNamespace(fleet=BrokenFleet(), loop=loop, controller=controller, workers=None)
+    served = SimpleNamespace(fleet=BrokenFleet(), loop=loop, controller=controller, workers=None, engine=None)
     parts = {"served": served, "world": SimpleNamespace(size=1, broadcast=lambda x: x), "stop": lambda: False}
+    parts |= {"config": SimpleNamespace(serving=SimpleNamespace(hang_seconds=0.0))}
     parts |= {"_make_publisher": lambda: None, "_publisher": None, "_started": False, "_failure": None}
     for name, value in (parts | {"_changed": asyncio.Event(), "_jobs": set()}).items():
         setattr(sampler, name, value)
