@@ -26,7 +26,6 @@ from trainer.config_agents import (
 from trainer.config_choice import Section
 from trainer.config_parts import (
     AlgorithmConfig,
-    AnyServersConfig,
     CheckpointConfig,
     ControlConfig,
     EvalConfig,
@@ -34,7 +33,6 @@ from trainer.config_parts import (
     ModelConfig,
     MonitorConfig,
     RolloutConfig,
-    ServersConfig,
     SupervisedConfig,
     TrainConfig,
     TrainerConfig,
@@ -42,6 +40,7 @@ from trainer.config_parts import (
     WeightsConfig,
 )
 from trainer.config_rewards import AnyRewardConfig, BoxedConfig
+from trainer.config_servers import AnyServersConfig, ServersConfig
 from trainer.config_tasks import (
     AnyTaskConfig,
     FactsConfig,

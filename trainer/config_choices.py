@@ -11,8 +11,8 @@ from typing import Any
 
 from trainer.config_agents import AGENT
 from trainer.config_choice import OWN, Choice
-from trainer.config_parts import SERVERS
 from trainer.config_rewards import REWARD
+from trainer.config_servers import SERVERS
 from trainer.config_tasks import TASK
 
 CHOICES: dict[str, Choice] = {choice.section: choice for choice in (TASK, AGENT, REWARD, SERVERS)}

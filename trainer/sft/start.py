@@ -15,7 +15,8 @@ from typing import Any
 from trainer.checkpoint.fingerprint import differences, fingerprint
 from trainer.checkpoint.start import Start, find_start, settings_and_data, way_out
 from trainer.config import RunConfig
-from trainer.config_parts import EmbeddedConfig, EvalConfig, RolloutConfig, TrainerConfig
+from trainer.config_parts import EvalConfig, RolloutConfig, TrainerConfig
+from trainer.config_servers import EmbeddedConfig
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
 from trainer.files import write_atomic
