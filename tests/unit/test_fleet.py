@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,22 +254,29 @@ def test_a_server_whose_connection_broke_in_a_load_comes_back(tmp_path: Path, mo
     assert asyncio.run(main()) == [2, 1, 2]
 
 
-def test_a_server_that_hangs_is_not_used_until_its_host_has_started_it_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@asynccontextmanager
+async def looking(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Path, registry.Registration, HttpStub]]:
+    """A fleet that uses one server; its folder, the server's registration and the server."""
     config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
     folder, dialect = tmp_path / "servers", make_dialect("sglang")
     engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, folder_of(tmp_path / "base", 0), set())
+    async with HttpStub(FaultyServer()) as stub:
+        one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
+        one = replace(one, base=weights_digest(engine.model))
+        registry.write(folder, one)
+        fleet = Fleet(engine, folder, config)
+        await fleet.look()
+        yield fleet, folder, one, stub
+        await engine.pool.close()
 
+
+def test_a_server_that_hangs_is_not_used_until_its_host_has_started_it_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
-        async with HttpStub(FaultyServer()) as stub:
-            one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
-            one = replace(one, base=weights_digest(engine.model))
-            registry.write(folder, one)
-            fleet = Fleet(engine, folder, config)
-            await fleet.look()
+        async with looking(tmp_path) as (fleet, folder, one, stub):
             assert registry.restart_reason(folder, one) == ""
-            engine.pool.usable()[0].hang("it hangs")
+            fleet.engine.pool.usable()[0].hang("it hangs")
             asked = len(stub.seen)
             for _ in range(2):
                 await fleet.look()
@@ -283,7 +292,6 @@ def test_a_server_that_hangs_is_not_used_until_its_host_has_started_it_again(
             assert (registry.restart_reason(folder, again), fleet.usable()) == ("", 1)
             registry.remove(folder, "server-0")
             assert list(folder.iterdir()) == []
-            await engine.pool.close()
 
     asyncio.run(main())
     assert caplog.text.count("server-0 hangs: its host is asked to kill it and to start it again") == 1
@@ -292,27 +300,17 @@ def test_a_server_that_hangs_is_not_used_until_its_host_has_started_it_again(
 def test_others_join_while_the_host_of_a_server_that_hangs_cannot_be_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = small_config(f"fileroot={tmp_path}", "servers.engine=vllm")
-    folder, dialect = tmp_path / "servers", make_dialect("sglang")
-    engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, folder_of(tmp_path / "base", 0), set())
-
     async def main() -> None:
-        async with HttpStub(FaultyServer()) as stub:
-            one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
-            one = replace(one, base=weights_digest(engine.model))
-            registry.write(folder, one)
-            fleet = Fleet(engine, folder, config)
-            await fleet.look()
-            engine.pool.usable()[0].hang("it hangs")
+        async with looking(tmp_path) as (fleet, folder, one, _):
+            fleet.engine.pool.usable()[0].hang("it hangs")
             (folder / "server-0.restart").mkdir()  # no file can be written there
             registry.write(folder, replace(one, name="server-1"))
             for _ in range(2):
                 await fleet.look()
-                assert [server.name for server in engine.pool.usable()] == ["server-1"]
+                assert [server.name for server in fleet.engine.pool.usable()] == ["server-1"]
             (folder / "server-0.restart").rmdir()
             await fleet.look()
             assert registry.restart_reason(folder, one) == "it hangs"
-            await engine.pool.close()
 
     asyncio.run(main())
     assert caplog.text.count("server-0 cannot be used yet: its host cannot be asked to start it again: ") == 1
