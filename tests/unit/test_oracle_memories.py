@@ -86,19 +86,24 @@ def texts(rows: list[Any]) -> list[str]:
 def test_a_memory_holds_each_sentence_with_its_title_from_where_it_was_read() -> None:
     ends = [10, CONTEXT.index(" It has"), CONTEXT.index("Rose\n"), CONTEXT.index(" She"), len(CONTEXT)]
 
-    assert oracle_memories(CONTEXT, ends, [ROSE, OAK]) == [
-        "none so far",
-        # Its title stands in the section before, where nothing told that it would matter.
-        "Oak: Oak lies on the Ouse." if CONTEXT.index("Oak") >= 10 else "Oak lies on the Ouse.",
-        "Oak: Oak lies on the Ouse.",
-        "Oak: Oak lies on the Ouse.\nRose: Rose was born in Oak.",
-        "Oak: Oak lies on the Ouse.\nRose: Rose was born in Oak.",
-    ]
+    written, shown = zip(*oracle_memories(CONTEXT, ends, [ROSE, OAK]), strict=True)
+    assert (
+        list(written)
+        == list(shown)
+        == [
+            "none so far",
+            # Its title stands in the section before, where nothing told that it would matter.
+            "Oak: Oak lies on the Ouse." if CONTEXT.index("Oak") >= 10 else "Oak lies on the Ouse.",
+            "Oak: Oak lies on the Ouse.",
+            "Oak: Oak lies on the Ouse.\nRose: Rose was born in Oak.",
+            "Oak: Oak lies on the Ouse.\nRose: Rose was born in Oak.",
+        ]
+    )
 
 
 def test_nothing_is_remembered_that_was_not_read_yet() -> None:
     for cut in range(1, len(CONTEXT)):
-        first, last = oracle_memories(CONTEXT, [cut, len(CONTEXT)], [ROSE, OAK])
+        (first, _), (last, _) = oracle_memories(CONTEXT, [cut, len(CONTEXT)], [ROSE, OAK])
         for line in first.split("\n"):
             title, colon, part = line.rpartition(": ")
             assert line == "none so far" or (part in CONTEXT[:cut] and (not colon or f"\n{title}\n" in CONTEXT[:cut]))
@@ -106,7 +111,7 @@ def test_nothing_is_remembered_that_was_not_read_yet() -> None:
 
 
 def test_what_is_not_in_the_document_is_never_remembered() -> None:
-    assert oracle_memories(CONTEXT, [len(CONTEXT)], [("Elm", "Elm is a tree.")]) == ["none so far"]
+    assert oracle_memories(CONTEXT, [len(CONTEXT)], [("Elm", "Elm is a tree.")]) == [("none so far",) * 2]
 
 
 @pytest.mark.parametrize("order", ["paper", "section_first"])
@@ -142,57 +147,51 @@ def test_a_memory_that_the_agent_could_not_write_is_left_out_and_counted(tmp_pat
     assert all(len(row.response_ids) <= 40 for row in rows)
 
 
-def test_a_memory_keeps_what_misleads_until_better_sentences_are_read(tmp_path: Path) -> None:
+def test_what_misleads_stands_in_the_memory_that_is_shown_and_is_never_added(tmp_path: Path) -> None:
     rows = Encoder(config(chunk_tokens=80, max_memory_tokens=160), TOKENIZER).rows(example(tmp_path, **MISLED), 0)
-    *memories, answer = texts(rows)
-    parts = [f"section {n}: {d.title}\n{memory}" for n, d, memory in zip(range(1, 6), DOCUMENTS, memories, strict=True)]
-    told = [part.replace("\n", "\n    ") for part in (*parts, f"answer\n{answer}")]
-
-    assert (
-        "\n".join(told)
-        == """\
-section 1: Bob Ash
-    Bob Ash: Bob Ash sang in a choir.
-section 2: Ann Peel
-    Bob Ash: Bob Ash sang in a choir.
-    Ann Peel: Ann Peel sang for a band.
-section 3: Ann Ash
-    Bob Ash: Bob Ash sang in a choir.
-    Ann Peel: Ann Peel sang for a band.
-    Ann Ash: Ann Ash sang for The Elms.
-section 4: The Oaks
-    Ann Peel: Ann Peel sang for a band.
-    Ann Ash: Ann Ash sang for The Elms.
-    The Oaks: The band sang about Ann and Bob Ash.
-section 5: The Elms
-    Ann Ash: Ann Ash sang for The Elms.
-    The Oaks: The band sang about Ann and Bob Ash.
-    The Elms: The Elms came from Hull.
-answer
-    \\boxed{Hull}"""
-    )
-    for row, before, document in zip(rows[1:], memories, [*DOCUMENTS[1:], None], strict=True):
+    turns = []
+    for row, document in zip(rows, [*DOCUMENTS, None], strict=True):
         prompt = TOKENIZER.decode(row.prompt_ids)
-        assert before in prompt
         assert document is None or document.text in prompt
+        shown = prompt.partition("<memory>\n")[2].partition("\n</memory>")[0]
+        turns.append((document.title if document else "answer", shown, texts([row])[0]))
+
+    bob, peel, ash = (
+        "Bob Ash: Bob Ash sang in a choir.",
+        "Ann Peel: Ann Peel sang for a band.",
+        "Ann Ash: Ann Ash sang for The Elms.",
+    )
+    oaks, elms = "The Oaks: The band sang about Ann and Bob Ash.", "The Elms: The Elms came from Hull."
+    assert turns == [
+        ("Bob Ash", "No previous memory", "none so far"),
+        ("Ann Peel", bob, bob),
+        ("Ann Ash", f"{bob}\n{peel}", f"{bob}\n{peel}\n{ash}"),
+        ("The Oaks", f"{bob}\n{peel}\n{ash}", f"{bob}\n{peel}\n{ash}"),
+        ("The Elms", f"{peel}\n{ash}\n{oaks}", f"{ash}\n{oaks}\n{elms}"),
+        ("answer", f"{ash}\n{oaks}\n{elms}", "\\boxed{Hull}"),
+    ]
 
 
 def test_distractors_leave_a_memory_that_would_be_too_long_the_last_of_the_list_first(tmp_path: Path) -> None:
     def read(limit: int) -> tuple[Encoder, list[str]]:
         encoder = Encoder(config(chunk_tokens=80, max_memory_tokens=limit), TOKENIZER)
-        return encoder, texts(encoder.rows(example(tmp_path, **MISLED), 0))
+        rows = encoder.rows(example(tmp_path, **MISLED), 0)
+        shown = [
+            TOKENIZER.decode(row.prompt_ids).partition("<memory>\n")[2].partition("\n</memory>")[0] for row in rows
+        ]
+        return encoder, [*shown, *texts(rows)]
 
     kept = (MISLED["evidence"][0], *MISLED["distractors"][:2])
     ash, oaks, peel = (f"{title}: {sentence}" for title, sentence in kept)
     encoder, memories = read(len(f"{ash}\n{oaks}") + 1)
-    assert memories[2:4] == [f"{peel}\n{ash}", f"{ash}\n{oaks}"], "Bob Ash, then Ann Peel are dropped"
+    assert memories[3:5] == [f"{peel}\n{ash}", f"{ash}\n{oaks}"], "Bob Ash, then Ann Peel are dropped"
     assert encoder.long_memories == 0
     encoder, memories = read(len(ash) + 1)
-    assert memories[2:] == [ash, ash, "\\boxed{Hull}"], "both sentences of gold do not fit, and are no row"
+    assert memories[-3:] == [ash, ash, "\\boxed{Hull}"], "both sentences of gold do not fit, and are no row"
     assert encoder.long_memories == 1
 
 
-def test_a_memory_keeps_all_gold_and_the_best_of_the_rest_wherever_sections_end() -> None:
+def test_memories_have_all_gold_the_best_of_the_rest_and_add_none_of_it_wherever_sections_end() -> None:
     for seed in range(300):
         rng = random.Random(seed)
         # Sentences of one letter each, so that any part of one tells which it is.
@@ -205,24 +204,29 @@ def test_a_memory_keeps_all_gold_and_the_best_of_the_rest_wherever_sections_end(
         ends = [*sorted(rng.sample(range(1, len(text)), rng.randint(1, 9))), len(text)]
         limit = rng.choice([60, 120, 1000])
         memories = oracle_memories(text, ends, gold, ranked, lambda memory, limit=limit: len(memory) < limit)
-        known: list[str] = []
-        for begin, end, memory in zip([0, *ends], ends, memories, strict=False):
+        before: list[str] = []
+        for begin, end, both in zip([0, *ends], ends, memories, strict=False):
             begun = {letter for _, (letter, *_) in pairs if letter in text[:end]}
-            lines = [] if memory == "none so far" else memory.split("\n")
-            kept = [line.rstrip(".")[-1] for line in lines]
             golden = [letter for _, (letter, *_) in gold if letter in begun]
             order = [letter for _, (letter, *_) in ranked if letter in begun]
-            others = [letter for letter in kept if letter not in golden]
-
-            assert set(golden) <= set(kept)
-            assert len(kept) <= max(MOST_SENTENCES, len(golden))
-            assert sorted(kept, key=text.index) == kept
+            written, shown = (
+                [] if memory == "none so far" else [line.rstrip(".")[-1] for line in memory.split("\n")]
+                for memory in both
+            )
+            for memory, kept in zip(both, (written, shown), strict=True):
+                others = [letter for letter in kept if letter not in golden]
+                assert set(golden) <= set(kept)
+                assert len(kept) <= max(MOST_SENTENCES, len(golden))
+                assert sorted(kept, key=text.index) == kept
+                assert len(memory) < limit or not others
+            others = [letter for letter in shown if letter not in golden]
             assert set(others) == set(order[: len(others)]), "the best of those that were read"
-            assert len(memory) < limit or not others
-            assert all(letter in known or text.index(letter) >= begin for letter in kept), "nothing comes back"
+            assert all(letter in before or text.index(letter) >= begin for letter in shown), "nothing comes back"
+            assert set(written) <= {*before, *golden}, "nothing that misleads is added"
             if limit == 1000:
-                assert len(kept) == max(len(golden), min(MOST_SENTENCES, len(begun)))
-            known = kept
+                assert len(shown) == max(len(golden), min(MOST_SENTENCES, len(begun)))
+                assert len(written) == max(len(golden), min(MOST_SENTENCES, len({*before, *golden})))
+            before = shown
 
 
 def test_a_trace_whose_question_the_agent_cannot_take_is_left_out_and_told(tmp_path: Path) -> None:
@@ -279,4 +283,5 @@ def test_a_model_built_from_nothing_knows_every_word_of_a_trace(tmp_path: Path) 
     assert len(rows) == 10
     assert not any(tokenizer.unk_token_id in row.prompt_ids + row.response_ids for row in rows)
     memory = tokenizer.decode(rows[3].response_ids[:-1])
-    assert memory.split() == "Oak: Oak lies on the Ouse. Rose: Rose was born in Oak. Elm: Elm is a tree.".split()
+    assert memory.split() == "Oak: Oak lies on the Ouse. Rose: Rose was born in Oak.".split()
+    assert "Elm: Elm is a tree." in tokenizer.decode(rows[4].prompt_ids)

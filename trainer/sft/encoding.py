@@ -6,6 +6,7 @@ A trace has a row for every turn that the memory agent would take: its own promp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from trainer.agents.memagent import MemAgent
@@ -69,20 +70,21 @@ class Encoder:
             self.misfit = self.misfit or str(error)
             return []
         memory, rows = agent.prompts.no_memory, []
-        for section, text in zip(prepared.chunks, self._memories(trace, prepared.chunks), strict=True):
+        for section, (written, left) in zip(prepared.chunks, self._memories(trace, prepared.chunks), strict=True):
             prompt = agent.prompts.update.fill({"problem": prepared.question, "memory": memory, "section": section})
-            memory = encode(self.tokenizer, text)
-            if self._fits(memory):
-                rows.append(self._answered(prompt, memory, number))
+            answer = encode(self.tokenizer, written)
+            if self._fits(answer):
+                rows.append(self._answered(prompt, answer, number))
             else:
                 self.long_memories += 1
+            memory = encode(self.tokenizer, left)
         if not prepared.chunks:
             memory = encode(self.tokenizer, whole_memory(trace.evidence))
         prompt = agent.prompts.final.fill({"problem": prepared.question, "memory": memory})
         return [*rows, self._answered(prompt, encode(self.tokenizer, trace.answer), number)]
 
-    def _memories(self, trace: Trace, sections: Sequence[list[int]]) -> list[str]:
-        """The oracle memory after each section, all texts as the tokenizer gives them back."""
+    def _memories(self, trace: Trace, sections: Sequence[list[int]]) -> list[tuple[str, str]]:
+        """What each turn should write, and what the next one is shown, all texts as the tokenizer gives them back."""
         read: list[int] = []
         ends = []
         for section in sections:
@@ -156,12 +158,15 @@ def oracle_memories(
     evidence: Sequence[tuple[str, str]],
     distractors: Sequence[tuple[str, str]] = (),
     fits: Callable[[str], bool] = lambda _: True,
-) -> list[str]:
-    """Memories that an agent should have written, one after each section.
+) -> list[tuple[str, str]]:
+    """Memories that an agent should have written, one for each section, each with the one that the next turn is shown.
 
-    Each holds, for every piece of evidence, what of its sentence stands in the sections until then, verbatim and behind
-    its title; `NOTHING` where there is none yet. So all that it says was in the section or the memory before.
-    Distractors that were begun fill it up to `MOST_SENTENCES`, in the order in which all stand in the text.
+    Both hold, for every piece of evidence, what of its sentence stands in the sections until then, verbatim and behind
+    its title; `NOTHING` where there is none yet. So all that is written was in the section or the memory before.
+
+    The one that is shown has distractors that were begun, too, up to `MOST_SENTENCES` in all: what an agent keeps that
+    errs. What is written keeps those that it was shown, as far as evidence leaves them a place, and adds none: so a
+    model learns what to do about a wrong sentence, and never to write one. All stand in the order of the text.
 
     Args:
         ends: where each section ends in it, in characters.
@@ -174,14 +179,25 @@ def oracle_memories(
         for pairs in (evidence, distractors)
     )
     memories = []
+    others: list[Place] = []
     for end in ends:
         kept = [place for place in gold if place[0] < end]
-        others = [place for place in misleading if place[0] < end][: max(MOST_SENTENCES - len(kept), 0)]
-        # What is left out here stays out: what stands before it in the list can only grow.
-        while others and not fits(_written(text, ends, end, [*kept, *others])):
-            others.pop()
-        memories.append(_written(text, ends, end, [*kept, *others]))
+        told = partial(_written, text, ends, end)
+        written = _filled(kept, others, told, fits)
+        others = [place for place in misleading if place[0] < end]
+        memories.append((written, _filled(kept, others, told, fits)))
     return memories
+
+
+def _filled(
+    kept: list[Place], others: list[Place], told: Callable[[list[Place]], str], fits: Callable[[str], bool]
+) -> str:
+    """The memory of the kept ones and of the first of the others that have a place in it."""
+    beside = others[: max(MOST_SENTENCES - len(kept), 0)]
+    # What is left out here stays out: what stands before it in the list, and its text, can only grow.
+    while beside and not fits(told([*kept, *beside])):
+        beside.pop()
+    return told([*kept, *beside])
 
 
 def _written(text: str, ends: Sequence[int], end: int, places: Sequence[Place]) -> str:
