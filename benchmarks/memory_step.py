@@ -269,7 +269,7 @@ def parse(argv: list[str] | None = None, description: str | None = __doc__) -> a
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1200.0)
-    parser.add_argument("--colocated", action="store_true", help="server and trainer on GPU 0; --staleness 0 only")
+    parser.add_argument("--colocated", action="store_true", help="server and trainer on GPU 0")
     parser.add_argument(
         "--allocation", default="", help="in place of --colocated: sglang:d4|fsdp:d4, sglang:d2+fsdp:d2"
     )
@@ -298,8 +298,8 @@ def parse(argv: list[str] | None = None, description: str | None = __doc__) -> a
         arguments.colocated = allocation_of(arguments).colocated
     except AllocationError as error:
         parser.error(f"--allocation: {error}")
-    if arguments.colocated and arguments.staleness != [0]:
-        parser.error("servers and ranks on the same GPUs take turns: add --staleness 0")
+    if arguments.colocated and not arguments.keep_memory and arguments.staleness != [0]:
+        parser.error("servers and ranks that hand memory over take turns: add --staleness 0, or --keep-memory")
     return arguments
 
 
@@ -334,6 +334,8 @@ def main() -> None:
                 logs.append(logs_of(config))
                 before = logs[-2] if len(logs) > 1 and not arguments.colocated else None
                 steps = run(config, arguments.steps, deadline, before)
+                if arguments.colocated:  # the next ones need their memory
+                    end_hosts(registry.folder_of(logs[-1]))
                 if steps:
                     found[case] = summary(steps, case)
                     print(json.dumps(found[case]), flush=True)
