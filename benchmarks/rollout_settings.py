@@ -26,8 +26,8 @@ A setting that fails, or takes longer than --setting-seconds, is told with its r
 With --gpus N settings are measured side by side, each on a GPU of its own, by a process of its own. With --at-once N so
 many servers of a GPU are started at the same moment, with --cache-tokens each, and then measured one after the other:
 the others are idle meanwhile. A start takes 30 to 70 s, a way 10 to 20 s. With --profile N SGLang then traces so many
-decoding steps and passes over prompts; of each there are `step_ms`, the share of it in which the GPU is `busy`, and the
-kernels that take longest, in milliseconds of a step.
+passes, --profile-after seconds after a round began: its first turns are written then. Told are `step_ms`, the share of
+it in which the GPU is `busy`, and the kernels that take longest, in milliseconds of a step.
 """
 
 from __future__ import annotations
@@ -168,13 +168,12 @@ class Bench:
             await self.profile(setting, engine, server, steps)
 
     async def profile(self, setting: Setting, engine: Any, server: Any, steps: int) -> None:
-        """Ask once more, with the server's profiler at work while the second half of the first turns is sampled."""
+        """Ask once more, with the server's profiler at work while the first turns are sampled."""
         folder = self.given.logs / f"{setting.name}-profile"
         asking = asyncio.ensure_future(request_profile(engine.pool, server, folder, steps, self.given.profile_after))
         await self.measure(engine, server, setting.ways[0], self.given.documents)
         await asking
-        for phase in profile_facts(folder, steps):
-            show(setting=setting.name, steps=steps, **phase)
+        show(setting=setting.name, steps=steps, profile=profile_facts(folder, steps))
 
     async def measure(
         self, engine: Any, server: Any, way: Way, documents: int, log: Path | None = None
@@ -406,7 +405,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--mean-tokens", type=int, nargs="+", default=[0], help="of a turn, at random; 0: 256 for all")
     parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="of SGLang, by the GPU's kernels")
-    parser.add_argument("--profile-after", type=float, default=1.5, metavar="SECONDS", help="of a round's begin")
+    parser.add_argument("--profile-after", type=float, default=2.0, metavar="SECONDS", help="of a round's begin")
     parser.add_argument("--gpus", type=int, default=1, help="settings side by side, one on each GPU")
     parser.add_argument("--at-once", type=int, default=1, help="servers that are started at once on a GPU")
     parser.add_argument("--cache-tokens", type=int, default=700_000, help="of each SGLang server, with several at once")

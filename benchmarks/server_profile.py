@@ -5,51 +5,41 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-PHASES = ("DECODE", "EXTEND")
-"""What SGLang calls a decoding step, and a pass over prompts."""
-
 
 async def request(pool: Any, server: Any, folder: Path, steps: int, delay: float) -> None:
-    """After `delay` seconds have the server trace its next `steps` decoding steps, and as many passes over prompts."""
+    """After `delay` seconds have the server trace its next `steps` passes: of decoding, if turns are written then."""
     await asyncio.sleep(delay)
     wanted = {
         "output_dir": str(folder.resolve()),
         "num_steps": steps,
         "activities": ["GPU"],
-        "profile_by_stage": True,
         "with_stack": False,
         "record_shapes": False,
     }
     await pool.call(server, "POST", "/start_profile", wanted, 60)
 
 
-def facts(folder: Path, steps: int, most: int = 14) -> list[dict[str, Any]]:
-    """Return of each phase that was traced: milliseconds a step, the GPU's busy share of them, and the longest kernels.
+def facts(folder: Path, steps: int, most: int = 14) -> dict[str, Any]:
+    """Return milliseconds a step, the GPU's busy share of them, and the kernels that take longest; empty without trace.
 
     Kernels with the same name, its arguments apart, are one; `ms` is what they take in a step.
     """
-    found = []
-    for phase in PHASES:
-        for path in sorted(folder.glob(f"*{phase}*.json.gz")):
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                events = json.load(file)["traceEvents"]
-            found.append({"phase": phase, **_phase(events, steps, most)})
-    return found
-
-
-def _phase(events: list[dict[str, Any]], steps: int, most: int) -> dict[str, Any]:
-    spans = sorted(
-        (event["ts"], event["ts"] + event["dur"], event["name"])
-        for event in events
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    )
+    spans = []
+    for path in folder.glob("*.json.gz"):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        spans += [
+            (event["ts"], event["ts"] + event["dur"], event["name"])
+            for event in events
+            if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+        ]
     if not spans:
-        return {"kernels": []}
+        return {}
+    spans.sort()
     spent: Counter[str] = Counter()
     busy, until = 0.0, spans[0][0]
     for start, end, name in spans:
@@ -67,4 +57,4 @@ def _phase(events: list[dict[str, Any]], steps: int, most: int) -> dict[str, Any
 
 def _short(name: str) -> str:
     """A kernel's name without its arguments, and no longer than a line can show."""
-    return re.sub(r"^void ", "", name.split("(")[0] if not name.startswith("void (") else name)[:110]
+    return name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("(")[0][:110]
