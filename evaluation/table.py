@@ -122,7 +122,7 @@ def too_long_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:
-    """Against earlier results: accuracies, questions that changed, p-values; empty without any."""
+    """Against earlier results: accuracies, questions that changed, p-values, `comparison_notes`; empty without any."""
     header = ("dataset", "against", "measure", "then", "now", "difference", "95 %", "gained", "lost", "p")
     body = [
         [
@@ -132,14 +132,19 @@ def comparison_table(comparisons: Sequence[dict[str, Any]]) -> str:
         ]
         for c in comparisons
     ]  # fmt: skip
-    too_long = {
+    return "\n\n".join([boxed(header, body), *comparison_notes(comparisons)]) if body else ""
+
+
+def comparison_notes(comparisons: Sequence[dict[str, Any]]) -> list[str]:
+    """How many of the compared questions were too long to be asked, on both sides, wherever some were."""
+    notes = {
         f"{c['dataset']}: of {c['questions']} compared questions {then} were too long for {c['against']} and {now} are "
         "now: they count as wrong"
         for c in comparisons
         for then, now in [c.get("too_long", (0, 0))]
-        if then != now
+        if then or now
     }
-    return "\n\n".join([boxed(header, body), *sorted(too_long)]) if body else ""
+    return sorted(notes)
 
 
 def boxed(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

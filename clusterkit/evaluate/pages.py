@@ -12,7 +12,7 @@ from clusterkit.evaluate.answers import Answer, Entry, RowAnswers, read_row
 from clusterkit.evaluate.curve import curves
 from clusterkit.ui.markup import Html, join, table, tag
 from clusterkit.ui.page_file import write_page
-from evaluation.table import COLUMNS, areal_cells, too_long_notes
+from evaluation.table import COLUMNS, areal_cells, comparison_notes, too_long_notes
 
 PAGE = "index.html"
 MOST_QUESTIONS, MOST_ANSWERS, MOST_CHARACTERS = 300, 3, 4000
@@ -92,7 +92,8 @@ def _comparisons(comparisons: Sequence[dict[str, Any]]) -> Html | None:
         ]
         for c in comparisons
     ]
-    return join(tag("h2", "Against earlier results"), table(header, body))
+    notes = [tag("p", note) for note in comparison_notes(comparisons)]
+    return join(tag("h2", "Against earlier results"), table(header, body), *notes)
 
 
 def _wrong(row: RowAnswers) -> Html:

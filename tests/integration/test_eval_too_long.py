@@ -86,14 +86,17 @@ def test_checkpoints_are_compared_over_all_questions_and_it_is_told_for_which_of
     model: Path, questions: Path, tmp_path: Path
 ) -> None:
     before = evaluate(reading(model, questions, tmp_path / "then"))
-    same = results_of(evaluate(reading(model, questions, tmp_path / "now", compare=[str(before)])))["comparisons"]
+    same = evaluate(reading(model, questions, tmp_path / "now", compare=[str(before)]))
     other = evaluate(reading(model, questions, tmp_path / "more", limit=200, compare=[str(before)]))
+    unlimited = evaluate(reading(model, questions, tmp_path / "most", limit=200, compare=[str(other)]))
 
-    assert {(c["questions"], *c["too_long"]) for c in same} == {(4, 1, 1)}
-    assert "too long" not in comparison_table(same)
-    assert {(c["questions"], *c["too_long"]) for c in results_of(other)["comparisons"]} == {(4, 1, 0)}
-    told = "ruler_hqa@3: of 4 compared questions 1 were too long for model and 0 are now: they count as wrong"
-    assert told in (other / "table.txt").read_text(encoding="utf-8")
+    for place, now in ((same, 1), (other, 0)):
+        results = results_of(place)
+        assert {(c["questions"], *c["too_long"]) for c in results["comparisons"]} == {(4, 1, now)}
+        told = f"ruler_hqa@3: of 4 compared questions 1 were too long for model and {now} are now: they count as wrong"
+        assert (place / "table.txt").read_text(encoding="utf-8").count(told) == 1
+        assert told in evaluation_page(results, place)
+    assert "too long" not in comparison_table(results_of(unlimited)["comparisons"])
 
 
 def test_an_answer_of_an_older_version_to_what_is_too_long_now_stays(
