@@ -37,7 +37,8 @@ class ServersConfig(Section):
     """Seconds that requests wait for servers to come back while fewer than min_required are left; 0: start_seconds. If
     no server is left then, the run ends and reports why; on a cluster it is started again, with its servers."""
     restarts: Annotated[int, Field(ge=0)] = 5
-    """Restarts of a server that died before it is given up; as many of its host process, if that is killed."""
+    """Restarts of a server that died before it is given up; as many of its host process, if that is killed, and (one at
+    least) of servers that hang at the same request, before the run ends."""
     hang_seconds: Annotated[float, Field(ge=0)] = 600.0
     """Seconds for which a server may answer none of its requests before it is asked whether it works. One that answers
     neither for as long again hangs: it is killed and started again. 0: it is waited for without end."""

@@ -14,6 +14,7 @@ from httpstub import Answer, Hang
 from servedrig import PARAMS, FaultyServer, Rig, run_scenario
 
 from trainer.engines.hang_watch import watch_for_hangs
+from trainer.engines.http import HangsServersError
 
 SECONDS = 0.2
 
@@ -90,6 +91,40 @@ def test_what_a_hanging_server_was_asked_is_sampled_by_another(working: Answer, 
         assert (rig.stubs[1].count("/generate"), first.hangs, first.in_flight) == (4, True, 0)
         assert "none of its 3 requests, nor whether it works" in first.problem
         assert rig.stubs[0].count("/health") == 0  # which would have said that all is well
+
+    scenario(tmp_path, body)
+
+
+class HangsAt(Silent):
+    """Hangs at the prompt [5], and answers others until it is asked whether it works."""
+
+    async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+        self.silent = body.get("input_ids") == [5]
+        return await super().__call__(method, path, body)
+
+
+def test_a_request_at_which_one_server_after_the_other_hangs_ends_the_run(tmp_path: Path) -> None:
+    """They would be killed and started again for ever. A hang before another request was answered does not count."""
+
+    async def body(rig: Rig) -> None:
+        rig.pool.hangs_allowed, rig.pool.patience = 1, 60.0
+        first = await rig.add(HangsAt(Hang()))
+        jobs = [asyncio.create_task(rig.engine.generate([5], PARAMS, key=f"math-{n}")) for n in range(10)]
+        async with watched(rig):
+            await until(lambda: bool(first.problem))
+            second = await rig.add(HangsAt(Hang()))
+            await rig.started(1, 10)
+            await rig.engine.generate([6], PARAMS)
+            await until(lambda: bool(second.problem))
+            assert not any(job.done() for job in jobs)
+            await rig.add(HangsAt(Hang()))
+            async with asyncio.timeout(10.0):
+                errors = await asyncio.gather(*jobs, return_exceptions=True)
+        assert {type(error) for error in errors} == {HangsServersError}
+        told = str(errors[0])
+        assert told.startswith("2 times in a row an engine server hung at the same request, and none was answered")
+        assert "At the last one, s2, these tasks were under way: math-0, math-1, " in told
+        assert "math-7 and 2 more. Look for the cause in the servers' logs" in told
 
     scenario(tmp_path, body)
 

@@ -22,6 +22,7 @@ from clusterkit.runs.trace.source import read_groups
 from trainer.config_rewards import MathRewardConfig
 from trainer.config_tasks import MathConfig
 from trainer.engines.base import EngineError, EngineGoneError
+from trainer.engines.http import HangsServersError
 from trainer.errors import RunError, UserError
 from trainer.rollout.batch import RewardMetrics, make_batch, turn_rows
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
@@ -212,9 +213,10 @@ def test_a_batch_that_is_lost_as_a_whole_ends_the_run() -> None:
         PARTS.rollouts(engine=FailingEngine(PARTS, 0, EngineError("s0 refused"), count=16))
 
 
-def test_an_engine_that_has_gone_ends_the_run_at_once() -> None:
-    with pytest.raises(EngineGoneError, match="no inference server is left"):
-        PARTS.rollouts(engine=FailingEngine(PARTS, 16, EngineGoneError("no inference server is left")))
+@pytest.mark.parametrize("kind", [EngineGoneError, HangsServersError])
+def test_an_engine_that_has_gone_ends_the_run_at_once(kind: type[RunError]) -> None:
+    with pytest.raises(kind, match="no inference server is left"):
+        PARTS.rollouts(engine=FailingEngine(PARTS, 16, kind("no inference server is left")))
 
 
 def test_a_step_in_which_everything_failed_has_no_rows() -> None:

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,8 +20,9 @@ import pytest
 
 from tests.builders import byte_tokenizer, small_config
 from trainer.paths import RunPaths
-from trainer.rollout import worker
+from trainer.rollout import samplers, worker
 from trainer.rollout.controller import SamplingPlan
+from trainer.rollout.samplers import SamplerParts, serve
 from trainer.rollout.worker import WorkerJob, _Controller
 from trainer.types import Group, Task, Trajectory
 
@@ -66,6 +68,20 @@ def test_a_server_started_again_takes_the_place_of_the_one_of_its_name(
         assert [(one.url, one.version) for one in controller.pool.usable()] == [("http://127.0.0.1:2", 4)]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("restarts", "allowed"), [(5, 5), (0, 1)])
+def test_as_many_servers_may_hang_at_a_request_as_one_is_started_again(
+    restarts: int, allowed: int, job: WorkerJob, pipe: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at least: where none is started again others may have it."""
+    monkeypatch.setattr(samplers, "collect_seldom", lambda: None)
+    config = small_config(f"fileroot={job.config.fileroot}", "servers.engine=vllm", f"servers.restarts={restarts}")
+    parts: Any = dict.fromkeys(("world", "source", "course", "agent", "reward", "stop"))
+    served = serve(SamplerParts(config=config, stop_ids={0}, window=0, **parts), job.model)
+    served.loop.close()
+    assert served.engine.pool.hangs_allowed == allowed
+    assert _Controller(replace(job, config=config), pipe[1]).pool.hangs_allowed == allowed
 
 
 def test_requests_wait_while_the_run_has_too_few_servers(job: WorkerJob, pipe: tuple[Connection, Connection]) -> None:

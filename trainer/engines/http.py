@@ -22,7 +22,7 @@ import orjson
 
 from trainer.connections import IDLE_OF_SERVERS_S, JSON, LAST, KeptConnections, LoopLag, open_session
 from trainer.engines.base import EngineError, EngineGoneError
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ Json = dict[str, Any]
 
 KEYS_KEPT = 1 << 16
 """Keys whose server is remembered."""
+NAMED = 8
+"""Tasks that an error names."""
 WAIT_SECONDS = 0.2
 LAGGED = 0.2
 """A connection that was not made in time counts for nothing where this process was kept from it for so much of that."""
@@ -48,6 +50,10 @@ class ServerFailedError(EngineError):
 
 class RefusedError(EngineError):
     """The server understood and refused (4xx): the same request would be refused again."""
+
+
+class HangsServersError(RunError):
+    """Servers hang, one after the other, at the same request: it ends the run, which would wait for it for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class Server:
     user, in words. doubtful: its weights may be of two versions, whatever it says. idle: after so many seconds it
     closes an idle connection. chosen: number of the pool's choice that it was last. owing: monotonic time since which
     it owes an answer, if in_flight. hangs: it was given up because it does nothing, and its process may still run.
+    calls: of the sampling requests that it is at, with their keys. hung_at: the keys of those that it hung at.
     """
 
     name: str
@@ -89,7 +96,8 @@ class Server:
     chosen: int = 0
     owing: float = 0.0
     hangs: bool = False
-    calls: set[asyncio.Timeout] = field(default_factory=set, repr=False)
+    calls: dict[asyncio.Timeout, str] = field(default_factory=dict, repr=False)
+    hung_at: set[str] = field(default_factory=set, repr=False)
 
     def discard(self, problem: str) -> None:
         """Send it no more requests; the first reason is the one that is kept."""
@@ -101,8 +109,9 @@ class Server:
         """Send it no more requests, and wait no longer for those that it has. Call this on its event loop."""
         self.hangs = True
         self.discard(problem)
+        self.hung_at |= set(self.calls.values())
         while self.calls:  # each once, however many controllers say that it hangs
-            self.calls.pop().reschedule(0.0)
+            self.calls.popitem()[0].reschedule(0.0)
 
     def died(self, how: str) -> None:
         """Its process has ended: that says more than the connections that broke just before."""
@@ -121,6 +130,9 @@ class ServerPool:
         """Servers below which requests wait for others to come."""
         self.patience = 0.0
         """Seconds that a request waits for them before it fails; 0: it fails at once."""
+        self.hangs_allowed = 0
+        """Servers that may hang at one request in a row, while no request is answered; 0: without end."""
+        self.answers = 0
         self._homes: OrderedDict[str, Server] = OrderedDict()
         self._choices = 0
         self._told_short = False
@@ -223,10 +235,12 @@ class ServerPool:
         Raises:
             RefusedError: the server refused the request.
             EngineGoneError: none is left, and none came within `patience`.
+            HangsServersError: more than `hangs_allowed` have hung at it.
             EngineError: all tries failed.
         """
         avoid: Server | None = None
-        failures = 0
+        failures = hangs = 0
+        answers = self.answers
         while True:
             enough = await self.enough()
             if admitted is not None:
@@ -240,11 +254,16 @@ class ServerPool:
             server.in_flight += 1
             server.versions[version] += 1
             try:
-                answer = await self._unless_hung(server, path, body(server))
+                answer = await self._unless_hung(server, path, body(server), key)
                 server.owing = time.monotonic()
+                self.answers += 1
                 return server, version, answer
             except (ServerLostError, ServerFailedError) as error:
                 failures += 1
+                if server.hangs:
+                    hangs, answers = hangs + 1 if self.answers == answers else 1, self.answers
+                    if 0 < self.hangs_allowed < hangs:
+                        raise _hangs_servers(server, hangs) from error
                 if isinstance(error, ServerLostError) and not await self.healthy(server):
                     server.discard(str(error))
                     await self._reason(server)
@@ -258,15 +277,15 @@ class ServerPool:
                 server.in_flight -= 1
                 server.versions[version] -= 1
 
-    async def _unless_hung(self, server: Server, path: str, body: Json) -> Json:
+    async def _unless_hung(self, server: Server, path: str, body: Json, key: str) -> Json:
         """The answer to a sampling request. Raises as `call`, and ServerLostError once the server is found to hang."""
         try:
             async with asyncio.timeout(None) as limit:
-                server.calls.add(limit)
+                server.calls[limit] = key
                 try:
                     return await self.call(server, "POST", path, body, self.limits.request)
                 finally:
-                    server.calls.discard(limit)
+                    server.calls.pop(limit, None)
         except TimeoutError as error:  # `call` tells its own in other words
             raise ServerLostError(f"{server.name}: {server.problem}") from error
 
@@ -373,6 +392,18 @@ class _Connections:
     async def close(self) -> None:
         for session in self._sessions.values():
             await session.close()
+
+
+def _hangs_servers(server: Server, hangs: int) -> HangsServersError:
+    names = sorted(key or "(without a name)" for key in server.hung_at)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return HangsServersError(
+        f"{hangs} times in a row an engine server hung at the same request, and none was answered between. At the last "
+        f"one, {server.name}, these tasks were under way: {', '.join(names[:NAMED])}{more}. Look for the cause in the "
+        "servers' logs; change servers.flags or the engine's version, leave the task out of the data, or raise "
+        "servers.hang_seconds where such a turn only takes long. The newest recover checkpoint is kept: the same "
+        "command goes on from it"
+    )
 
 
 def _start(content: bytes) -> str:

@@ -69,6 +69,7 @@ def serve(parts: SamplerParts, model: Path) -> Served:
     # A server that died is started again by its host: until then nothing is lost and nothing fails.
     c = config.serving
     pool.least, pool.patience = max(c.min_required, 1), c.patience_seconds or c.start_seconds
+    pool.hangs_allowed = max(c.restarts, 1)
     engine = ServedEngine(pool, dialect, model, parts.stop_ids)
     engine.versions = served_versions(config)
     engine.sharing.enabled = config.rollout.share_prefixes

@@ -79,6 +79,7 @@ class _Controller:
         self.pool = ServerPool(dialect.health_path)
         # Of this share of the servers the last one may be lost: rank 0 then tells others, and whether all are enough.
         self.pool.least, self.pool.patience = 1, config.serving.patience_seconds or config.serving.start_seconds
+        self.pool.hangs_allowed = max(config.serving.restarts, 1)
         self.engine = ServedEngine(self.pool, dialect, job.model, set(job.stop_ids))
         self.engine.sharing.enabled = config.rollout.share_prefixes
         self.engine.sharing.ahead = config.rollout.prefetch_sections
