@@ -10,6 +10,7 @@ from trainer.config_0_1 import without_others
 from trainer.config_agents import AnyAgentConfig, MemagentConfig
 from trainer.config_choice import Section
 from trainer.config_parts import JudgeConfig
+from trainer.config_servers import HangSeconds
 from trainer.config_tasks import AnyTaskConfig, RecallConfig
 
 Method = Literal["memagent", "blank_memory", "long_context", "rag", "gold", "no_context"]
@@ -53,9 +54,9 @@ class ServerConfig(Section):
     """openai: seconds to wait for a server that stopped answering; then the evaluation ends, and can be resumed."""
     restarts: Annotated[int, Field(ge=0)] = 2
     """Restarts of a server that dies or hangs during an evaluation."""
-    hang_seconds: Annotated[float, Field(ge=0)] = 600.0
+    hang_seconds: HangSeconds = 600.0
     """Seconds for which a server of this evaluation may answer nothing before it is asked whether it works; one that
-    answers neither for as long again hangs. 0: it is waited for without end."""
+    answers neither for as long again hangs. At least 10, or 0: it is waited for without end."""
 
 
 class EvalConfig(Section):

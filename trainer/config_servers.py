@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from trainer.config_choice import Choice, Section
+
+LEAST_HANG_SECONDS = 10.0
+
+
+def _long_enough(seconds: float) -> float:
+    # Whether it works is asked four times in that time, and SGLang takes a second and more to say so.
+    if 0 < seconds < LEAST_HANG_SECONDS:
+        raise ValueError(
+            f"{seconds:g} is too short, a server that works may take seconds to say so: at least "
+            f"{LEAST_HANG_SECONDS:g}, or 0 to wait without end"
+        )
+    return seconds
+
+
+HangSeconds = Annotated[float, Field(ge=0), AfterValidator(_long_enough)]
+"""The limit of `trainer.engines.hang_watch`."""
 
 
 class EmbeddedConfig(Section):
@@ -39,9 +55,9 @@ class ServersConfig(Section):
     restarts: Annotated[int, Field(ge=0)] = 5
     """Restarts of a server that died before it is given up; as many of its host process, if that is killed, and (one at
     least) of servers that hang at the same request, before the run ends."""
-    hang_seconds: Annotated[float, Field(ge=0)] = 600.0
+    hang_seconds: HangSeconds = 600.0
     """Seconds for which a server may answer none of its requests before it is asked whether it works. One that answers
-    neither for as long again hangs: it is killed and started again. 0: it is waited for without end."""
+    neither for as long again hangs: it is killed and started again. At least 10, or 0: it is waited for without end."""
     python: str = ""
     """Interpreter that has the server's package; empty: $CLUSTERKIT_SGLANG_PYTHON or $CLUSTERKIT_VLLM_PYTHON, else the
     trainer's own."""

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from clusterkit.config.resolve import resolve
+from evaluation.config import ServerConfig
 from trainer.config import RunConfig
 from trainer.errors import UserError
 
@@ -37,6 +38,7 @@ def tiny(*overrides: str) -> RunConfig:
             ["servers.engine=vllm", "weights.transport=nccl"],
             r"transport=nccl: vLLM servers .* by folder only: set weights\.transport=auto",
         ),
+        (["servers.engine=vllm", "servers.hang_seconds=9.9"], r"servers\.hang_seconds: 9\.9 is too short.*least 10"),
         (["rollout.controllers=2"], "rollout.controllers=2: there are no engine servers.*controllers=0"),
         (["algorithm.overlong_tokens=5"], "overlong_tokens=5 is over agent.max_final_tokens=4, .*: lower it"),
         (["algorithm.mask_low=1.5"], "mask_low 1.5 and mask_high 3.0 leave out the ratio 1"),
@@ -49,6 +51,14 @@ def tiny(*overrides: str) -> RunConfig:
 def test_impossible_combinations_name_the_field_and_the_way_out(overrides: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         tiny(*overrides)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 10.0])
+def test_servers_that_hang_are_waited_for_without_end_or_for_some_seconds(seconds: float) -> None:
+    assert tiny("servers.engine=vllm", f"servers.hang_seconds={seconds}").serving.hang_seconds == seconds
+    assert ServerConfig(hang_seconds=seconds).hang_seconds == seconds
+    with pytest.raises(ValidationError, match="5 is too short"):
+        ServerConfig(hang_seconds=5.0)
 
 
 def test_controllers_are_refused_where_a_judge_is_asked() -> None:
