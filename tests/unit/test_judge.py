@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
+import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +17,10 @@ from builders import small_config
 from httpstub import Answer, Drop, Hang, HttpStub
 
 from trainer.errors import RunError, UserError
+from trainer.judge import client as client_module
 from trainer.judge.cache import AnswerCache
 from trainer.judge.client import ChatClient, Timeouts, verify_model
-from trainer.judge.priority_limiter import ORDER, PriorityLimiter
+from trainer.judge.priority_limiter import ORDER
 from trainer.judge.reader import RuleReader, Unanswered
 from trainer.judge.served import Ranking, ServedReader, make_served_reader, read_verdict, read_yes_no
 from trainer.judge.servers import judges_folder
@@ -91,6 +95,38 @@ def test_another_server_answers_for_one_that_is_gone() -> None:
     asyncio.run(ask())
 
 
+def test_a_judge_that_hangs_beside_others_is_named_and_asked_seldom(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would cost half of all requests the time for an answer, and take them for too many."""
+    later = 0.0
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later))
+
+    async def ask() -> None:
+        nonlocal later
+        async with Judge(Hang()) as hangs, Judge(says("x")) as works:
+            one = client(hangs, works, answer=0.3)
+            told = f"the judge at {hangs.url} does not answer (no answer within 0.3 s) while others do"
+
+            async def chats(first: int, count: int) -> None:
+                await asyncio.gather(*(one.chat([{"role": "user", "content": str(first + n)}]) for n in range(count)))
+
+            await chats(0, 8)
+            assert (caplog.text.count(told), hangs.count(CHAT), "too many" in caplog.text) == (1, 4, False)
+            await chats(8, 32)
+            assert hangs.count(CHAT) == 4
+            later = 61.0
+            await chats(40, 32)
+            assert (hangs.count(CHAT), caplog.text.count(told)) == (5, 1)
+            hangs.answers, later = [says("x")], 122.0
+            await chats(72, 1)
+            assert f"the judge at {hangs.url} answers again" in caplog.text
+            await chats(73, 8)
+            assert hangs.count(CHAT) == 10
+
+    asyncio.run(ask())
+
+
 def test_a_run_waits_for_a_judge_that_is_gone_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def ask() -> None:
         servers: list[HttpStub] = []
@@ -107,12 +143,15 @@ def test_a_run_waits_for_a_judge_that_is_gone_says_so_and_goes_on(caplog: pytest
     asyncio.run(ask())
 
 
-def test_a_judge_that_stays_away_ends_the_run_with_what_to_do() -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_judge_that_stays_away_ends_the_run_with_its_address_and_what_to_do(hangs: bool) -> None:
     async def ask() -> None:
-        async with Judge(says("x")) as server:
-            server.die()
-            with pytest.raises(RunError, match=r"has not answered for .*clusterkit serve judge.*recover checkpoint"):
-                await client(server, wait=0.3).chat([{"role": "user", "content": "?"}])
+        async with Judge(Hang()) as server:
+            if not hangs:
+                server.die()
+            told = rf"has not answered for .*{re.escape(server.url)}: .*clusterkit serve judge.*recover checkpoint"
+            with pytest.raises(RunError, match=told):
+                await client(server, wait=0.3, answer=0.2).chat([{"role": "user", "content": "?"}])
 
     asyncio.run(ask())
 
@@ -311,30 +350,6 @@ def test_a_request_that_alone_takes_too_long_is_its_own_failure() -> None:
             assert all("response_format" in body for _, path, body in server.seen if path == CHAT)
 
     asyncio.run(ask())
-
-
-def test_slots_are_halved_once_for_requests_of_one_time_and_come_back_with_answers() -> None:
-    async def slots() -> None:
-        turns = PriorityLimiter(8)
-        assert turns.narrow(began=1.0, now=2.0)
-        assert not turns.narrow(began=2.0, now=2.5), "it was sent while there were 8"
-        assert turns.allowed == 4
-        held = [asyncio.ensure_future(turns.__aenter__()) for _ in range(6)]
-        await asyncio.sleep(0)
-        assert sum(one.done() for one in held) == 4
-        for _ in range(5):
-            turns.widen()
-        await asyncio.sleep(0)
-        assert sum(one.done() for one in held) == turns.allowed == 5
-        for _ in range(100):
-            turns.widen()
-        assert turns.allowed == 8
-        assert turns.narrow(began=3.0, now=4.0)
-        await turns.__aexit__()
-        await asyncio.sleep(0)
-        assert sum(one.done() for one in held) == 6, "six of four slots are taken: the next waits"
-
-    asyncio.run(slots())
 
 
 def test_requests_of_older_groups_go_first_and_one_given_up_keeps_no_slot() -> None:

@@ -2,8 +2,8 @@
 
 A request whose server is gone, slow or overloaded is sent again, to another server where there is one, until `wait_s`
 seconds have passed since any server answered. Meanwhile the run waits, and logs that. Servers that are too slow get
-fewer requests at a time. A request that a server refuses, or that is too late again and again while others are
-answered, fails alone.
+fewer requests at a time; one that answers nothing while others do is asked seldom. A request that a server refuses, or
+that is too late again and again while others are answered, fails alone.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ TOO_MUCH = (OVERLOADED, 503)
 """Statuses of a server that has too many requests."""
 MOST_LATE = 8
 """Tries of a request that is too late each time while others are answered: 128 slots can be halved seven times."""
+ASIDE_S = 60.0
+"""A server that is silent while others answer is asked again after so long, by one request."""
 SHOWN = 300
 """Characters of a server's own words in a message."""
 
@@ -75,6 +77,8 @@ class ChatClient:
     _pending: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     _turn: int = 0
     _answered: float = 0.0
+    _answers: dict[str, float] = field(default_factory=dict)
+    _aside: dict[str, float] = field(default_factory=dict)
     _reported_at: float = 0.0
 
     async def chat(self, messages: list[dict[str, str]], **options: Any) -> str:
@@ -155,10 +159,14 @@ class ChatClient:
             except _LostError as error:
                 problem, verify = _LostError(f"{url}: {error}", slow=error.slow), True
                 self.counters["judge_retries"] += 1
-                if error.slow:
+                if error.silent and self._answers.get(url, 0.0) < sent < self._answered:
+                    self._set_aside(url, str(error))
+                elif error.slow:
                     self._ask_fewer(sent)
                 continue
-            self._answered = time.monotonic()
+            self._answered = self._answers[url] = time.monotonic()
+            if self._aside.pop(url, 0.0):
+                log.warning("the judge at %s answers again", url)
             self._slots.widen()
             if self._reported_at:
                 log.warning("the judge answers again; the run goes on")
@@ -181,7 +189,22 @@ class ChatClient:
         urls = list(self.urls())
         self._turn += 1
         first = self._turn % len(urls) if urls else 0
-        return urls[first:] + urls[:first]
+        now = time.monotonic()
+        due = [url for url in urls if url in self._aside and self._aside[url] <= now]
+        self._aside |= dict.fromkeys(due, now + ASIDE_S)
+        return sorted(urls[first:] + urls[:first], key=lambda url: (url not in due, url in self._aside))
+
+    def _set_aside(self, url: str, problem: str) -> None:
+        """Ask others first: else half of all requests wait for `patience.answer`, and fewer are sent at a time."""
+        if url not in self._aside:
+            log.warning(
+                "the judge at %s does not answer (%s) while others do: they are asked in its place, and it once in "
+                "%.0f s. Look at its log, and start it again",
+                url,
+                problem,
+                ASIDE_S,
+            )
+        self._aside[url] = time.monotonic() + ASIDE_S
 
     def _tell(self, problem: str, since: float) -> None:
         now = time.monotonic()
@@ -212,9 +235,9 @@ class ChatClient:
                     )
             status, content = await self._call("POST", f"{url}/v1/chat/completions", orjson.dumps(request))
         except aiohttp.ConnectionTimeoutError as error:
-            raise _LostError(f"no connection within {self.patience.connect:g} s") from error
+            raise _LostError(f"no connection within {self.patience.connect:g} s", silent=True) from error
         except TimeoutError as error:
-            raise _LostError(f"no answer within {self.patience.answer:g} s", slow=True) from error
+            raise _LostError(f"no answer within {self.patience.answer:g} s", slow=True, silent=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _LostError(f"{type(error).__name__} {error}".strip()) from error
         except ValueError as error:
@@ -251,11 +274,14 @@ class UnreachableError(UserError):
 
 
 class _LostError(Exception):
-    """The server is gone, slow or overloaded, so another try may succeed. slow: it has too many requests."""
+    """The server is gone, slow or overloaded, so another try may succeed.
 
-    def __init__(self, problem: str, *, slow: bool = False) -> None:
+    slow: it has too many requests. silent: the time for its answer or a connection has passed.
+    """
+
+    def __init__(self, problem: str, *, slow: bool = False, silent: bool = False) -> None:
         super().__init__(problem)
-        self.slow = slow
+        self.slow, self.silent = slow, silent
 
 
 def headers() -> dict[str, str]:
