@@ -166,6 +166,7 @@ class RunOutcome:
     message: str  # what to tell on stderr
     summary: dict[str, Any] | None  # its closing table, where it has one
     global_step: int  # its last step
+    stopped: bool = False  # this command was told to end, which a trainer may answer in any way
 
     def as_dict(self, run: RunDirectory) -> dict[str, Any]:
         """For --json."""

@@ -23,11 +23,8 @@ from run_writer import RunWriter
 from clusterkit.backends.base import Place, RunSelector
 from clusterkit.backends.local import stop
 from clusterkit.backends.local.backend import LocalBackend
-from clusterkit.backends.local.train import prepared
-from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import RunDirectory, lock_holder, user_name
 from clusterkit.runs.status import observe
-from clusterkit.runs.trials import run_directory
 from clusterkit.ui.run_status import status_lines
 
 CHILD = """
@@ -59,6 +56,8 @@ def stop(number, frame):
     checkpoint()
     record("finish", status="interrupted", message="")
     print("error: interrupted after step 2: a recover checkpoint is written", file=sys.stderr)
+    if mode == "serve, dies at its end":
+        os.kill(os.getpid(), signal.SIGSEGV)
     sys.exit(130)
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else stop)
@@ -69,7 +68,7 @@ print("a library's warning")
 if mode == "stubborn":
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     record("step", global_step=3, total_steps=9, helper=helper.pid)
-if mode in ("serve", "stubborn"):
+if mode.startswith(("serve", "stubborn")):
     while True:
         time.sleep(0.05)
 if mode == "disk":
@@ -259,6 +258,36 @@ def test_a_second_thought_kills_the_trainer_and_what_it_started(tmp_path: Path) 
     assert observe(operator.run, time.time()).state == "interrupted"
 
 
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_trainer_that_is_killed_while_it_stops_was_killed_and_is_not_started_again(tmp_path: Path, name: str) -> None:
+    """By the kernel, say, for want of memory: no checkpoint of its last step is written."""
+    told = tmp_path / "stderr"
+    with told.open("w") as stderr, operating(tmp_path, "stubborn", stderr=stderr) as operator:
+        child = operator.child()
+        wait_for(lambda: len(operator.steps()) == 3)
+        operator.process.send_signal(signal.SIGINT)
+        wait_for(lambda: "interrupt again to kill the trainer" in told.read_text())
+        child.send_signal(getattr(signal, name))
+        code, _, outcome, message = operator.end()
+
+    assert (code, outcome["status"]) == (1, "killed")
+    assert f", {name}" in message
+    assert "no recover checkpoint yet" in message
+    assert operator.run.attempt_numbers() == [1]
+    assert observe(operator.run, time.time()).state == "killed"
+
+
+def test_a_trainer_that_dies_after_it_has_said_that_it_was_interrupted_was(tmp_path: Path) -> None:
+    with operating(tmp_path, "serve, dies at its end") as operator:
+        operator.child()
+        operator.process.send_signal(signal.SIGINT)
+        code, _, outcome, message = operator.end()
+
+    assert (code, outcome["status"]) == (130, "interrupted")
+    assert "the last recover checkpoint is that after step 2" in message
+    assert observe(operator.run, time.time()).state == "interrupted"
+
+
 def test_a_run_that_is_interrupted_while_its_trainer_imports_says_so_afterwards(tmp_path: Path) -> None:
     with operating(tmp_path, "imports") as operator:
         wait_for((operator.run.logs / "imports").exists)
@@ -269,28 +298,6 @@ def test_a_run_that_is_interrupted_while_its_trainer_imports_says_so_afterwards(
     status = observe(operator.run, time.time())
     assert (status.state, operator.run.has_ended) == ("interrupted", True)
     assert status.message.startswith("interrupted: there is no recover checkpoint yet")
-
-
-def test_a_run_that_is_interrupted_before_its_trainer_is_started_says_so_afterwards(tmp_path: Path) -> None:
-    config = resolve("tiny", None, [f"fileroot={tmp_path}"]).config
-    run = run_directory(config, "run1")
-
-    with pytest.raises(KeyboardInterrupt), prepared(run, config):
-        raise KeyboardInterrupt
-
-    assert (observe(run, time.time()).state, run.has_ended) == ("interrupted", True)
-    with prepared(run, config) as attempt:
-        assert attempt == 2
-
-
-def test_a_command_that_is_interrupted_between_its_start_and_the_trainers_says_so_afterwards(tmp_path: Path) -> None:
-    backend = LocalBackend(Place(fileroot=str(tmp_path)), lambda _: None)
-    submitted = backend.start(backend.plan(backend.request("tiny", None, [f"fileroot={tmp_path}"])))
-
-    with pytest.raises(KeyboardInterrupt), backend:
-        raise KeyboardInterrupt
-
-    assert (observe(submitted.run, time.time()).state, submitted.run.has_ended) == ("interrupted", True)
 
 
 def test_the_trainers_message_is_told_once_with_its_exit_code(tmp_path: Path) -> None:

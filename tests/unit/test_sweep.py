@@ -6,6 +6,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,10 +15,10 @@ from run_writer import RunWriter
 from slot_writer import write_slot
 from typer.testing import CliRunner
 
-from clusterkit.backends.base import Backend, Job, Place, PlannedRun, RunRequest, StoredInput, SubmittedRun
+from clusterkit.backends.base import Backend, Job, Place, PlannedRun, RunOutcome, RunRequest, StoredInput, SubmittedRun
 from clusterkit.backends.local.backend import LocalBackend
 from clusterkit.cli.actions import sweep, sweep_trials
-from clusterkit.cli.actions.sweep_trials import SweptRun, jobs_at_once, submit_all
+from clusterkit.cli.actions.sweep_trials import SweptRun, jobs_at_once, submit_all, train_in_turn
 from clusterkit.cli.main import app
 from clusterkit.config.resolve import resolve
 from clusterkit.config.sweep import combinations, split_values
@@ -232,6 +233,26 @@ def test_the_trial_to_follow_is_one_that_is_at_work(machine: Path, monkeypatch: 
 
     assert found.exit_code == 3
     assert "clusterkit status --watch tiny-recall/seed-2" in found.stderr
+
+
+@pytest.mark.parametrize(("stopped", "left", "trained"), [(True, "it was killed", 1), (False, "", 2)])
+def test_no_trial_is_trained_after_one_that_was_killed_while_it_stopped(stopped: bool, left: str, trained: int) -> None:
+    followed = []
+
+    class Killed:
+        def plan(self, request: object) -> object:
+            return request
+
+        start = plan
+
+        def follow(self, submitted: object, *_: object) -> RunOutcome:
+            followed.append(submitted)
+            return RunOutcome("killed", 1, "it was killed", None, 3, stopped)
+
+    run = SweptRun(cast("Any", SimpleNamespace(config=resolve("tiny").config)), "it starts", complete=False)
+
+    assert train_in_turn(cast("Any", Killed()), [run, run], "clusterkit train", shown=False) == left
+    assert len(followed) == trained
 
 
 def test_trials_that_go_to_different_places_are_refused() -> None:

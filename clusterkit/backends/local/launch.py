@@ -32,10 +32,24 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Ending:
-    """How the trainer ended. `returncode` as subprocess gives it: negative for a signal; `interrupts`: ours to it."""
+    """How the trainer ended.
+
+    returncode: as subprocess gives it, negative for a signal. interrupts: ours to it. first: signal that we got first.
+    """
 
     returncode: int
     interrupts: int
+    first: int = 0
+
+    @property
+    def by_interrupt(self) -> bool:
+        """Whether it died of a signal that it was meant to get, and not of the kernel's, say, while it was stopping.
+
+        `clusterkit stop --force` sends us SIGTERM, and the trainer SIGKILL.
+        """
+        forced = self.interrupts > 1 or self.first == signal.SIGTERM
+        ours = (signal.SIGTERM, signal.SIGKILL) if forced else (signal.SIGTERM,)
+        return self.interrupts > 0 and -self.returncode in ours
 
 
 def require_trainer(python: str = sys.executable) -> None:
@@ -103,14 +117,14 @@ def run_trainer(
     own = {"CLUSTERKIT_ATTEMPT": str(attempt), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     environment = {**os.environ, **origin_environment(), **own}
     child: subprocess.Popen[bytes] | None = None
-    interrupts = handed_on = 0
+    interrupts = handed_on = first = 0
     first_at = 0.0
     announced = False
 
     def interrupt(signum: int, _frame: object) -> None:
-        nonlocal interrupts, first_at
+        nonlocal interrupts, first, first_at
         if not interrupts:
-            first_at = time.monotonic()
+            first, first_at = signum, time.monotonic()
         elif signum == signal.SIGHUP or time.monotonic() - first_at < SECOND_THOUGHT_SECONDS:
             return
         interrupts += 1
@@ -147,7 +161,7 @@ def run_trainer(
             signal.signal(name, signal.SIG_IGN if interrupts else handler)
     if child.returncode < 0:
         _kill_group(child)  # ranks whose leader is gone would wait for it for ever
-    return Ending(child.returncode, interrupts)
+    return Ending(child.returncode, interrupts, first)
 
 
 def wait_or_signal(seconds: float) -> bool:

@@ -105,7 +105,7 @@ def follow(
     while True:
         before, began = last_step(run.metrics), time.time()
         ending = run_trainer(argv, run.console(attempt), attempt, poll, interrupted)
-        outcome = _outcome(run, attempt, ending, history, again)
+        outcome = replace(_outcome(run, attempt, ending, history, again), stopped=ending.interrupts > 0)
         if outcome.status not in ("failed", "killed"):
             told = history.finish is not None and history.finish.get("attempt") == attempt
             if outcome.status == "interrupted" and not told:  # during its imports, or killed by a second signal
@@ -116,7 +116,8 @@ def follow(
         ends.append(ended(run.metrics, attempt, ending.returncode, before))
         verdict = judge(ends, restarts.most, restarts.first_wait)
         taken_before = ends[-1].code == REFUSED and len(ends) > 1
-        wait = verdict.wait if restarts.most and (ends[-1].crash or taken_before) else None
+        again_wanted = restarts.most and not outcome.stopped
+        wait = verdict.wait if again_wanted and (ends[-1].crash or taken_before) else None
         mark = end_mark(ends[-1], began, origin_environment()["CLUSTERKIT_COMMAND"])
         _record_end(run, attempt, mark, wait)
         if wait is None:
@@ -182,7 +183,9 @@ def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, 
     if code == 0:
         return RunOutcome("completed", 0, "", read_summary(run), step)
     message = failure_message(console)
-    if code == 130 or (ending.interrupts and code < 0):
+    finish = history.finish or {}
+    told = finish.get("attempt") == attempt and finish.get("status") == "interrupted"
+    if code == 130 or ending.by_interrupt or (code < 0 and told):
         kept = (
             message.removeprefix("error: ")
             if message and code == 130

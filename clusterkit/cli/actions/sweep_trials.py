@@ -55,7 +55,7 @@ def train_in_turn(backend: Backend, runs: Sequence[SweptRun], again: str, *, sho
         except UserError as error:
             output.error(f"{run.name}: {error}")
             continue
-        if outcome.status == "interrupted":
+        if outcome.status == "interrupted" or (outcome.stopped and outcome.exit_code):
             return outcome.message
         if outcome.exit_code:
             output.error(f"{run.name}: {outcome.message.removeprefix('error: ')}")
