@@ -1,4 +1,4 @@
-"""Fills a disk, at once or as soon as a trainer has found room there for its checkpoints."""
+"""Fills a disk, at once or at a chosen moment of a training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ def leave(folder: Path, free: int) -> None:
             file.write(bytes(min(room - free, 1 << 20)))
 
 
-def fill_when_looked_at(folder: Path, free: int) -> None:
-    """Have this process fill the disk once it has looked for room: no test could fill it at just that moment."""
-    look = base_run.room_warning
+def fill_when_called(folder: Path, free: int, name: str) -> None:
+    """Have this process fill the disk once it calls a function of a training: no test could fill it at that moment.
 
-    def fill(*arguments: object) -> str:
-        told = look(*arguments)  # type: ignore[arg-type]
+    name: of the function in `trainer.base_run`.
+    """
+    call = getattr(base_run, name)
+
+    def fill(*arguments: object) -> object:
+        result = call(*arguments)
         leave(folder, free)
-        return told
+        return result
 
-    base_run.room_warning = fill
+    setattr(base_run, name, fill)

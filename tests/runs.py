@@ -160,13 +160,21 @@ class Forks:
         threading.Thread(target=self._read, daemon=True).start()
         assert self.answers.get(timeout=DEADLINE_S) == "ready"
 
-    def start(self, trial: Trial, *flags: str, fill: tuple[Path, int] | None = None) -> Attempt:
-        """Start an attempt at a trial. fill: a disk, and what is left of it once the attempt has looked for room."""
+    def start(
+        self, trial: Trial, *flags: str, fill: tuple[Path, int] | None = None, fill_at: str = "room_warning"
+    ) -> Attempt:
+        """Start an attempt at a trial.
+
+        Args:
+            fill: a disk, and what is left of it from a moment on.
+            fill_at: function of `trainer.base_run` that is called just before; room for checkpoints is looked for.
+        """
         if self.latest is not None and self.latest.running():  # of a test that has failed
             self.latest.send(signal.SIGKILL)
             self.latest.end()
         filled = (str(fill[0]), fill[1]) if fill else None
         command = {"argv": [str(trial.file), *flags], "console": str(trial.console), "fill": filled}
+        command["fill_at"] = fill_at
         trial.console.unlink(missing_ok=True)
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
@@ -174,9 +182,9 @@ class Forks:
         self.latest = Attempt(int(self.answers.get(timeout=DEADLINE_S).removeprefix("pid ")), self.answers)
         return self.latest
 
-    def run(self, trial: Trial, *flags: str, fill: tuple[Path, int] | None = None) -> int:
-        """Run an attempt to its end; returns the exit code."""
-        return self.start(trial, *flags, fill=fill).end()
+    def run(self, trial: Trial, *flags: str, **fill: Any) -> int:
+        """Run an attempt to its end; returns the exit code. fill: as `start`."""
+        return self.start(trial, *flags, **fill).end()
 
     def close(self) -> None:
         assert self.process.stdin is not None

@@ -1,8 +1,8 @@
 """Starts trainers at the price of a fork: imports what `python -m trainer` imports once, then forks a child a command.
 
 Every child is a process of its own that calls `trainer.__main__.main()`; it can be signalled and killed as any other.
-Reads one JSON object a line ({"argv": [...], "console": path, "fill": [folder, bytes] or null: see fulldisk.py}) and
-answers `pid N`, later `exit CODE`, where a negative code means a signal.
+Reads one JSON object a line ({"argv": [...], "console": path, "fill": [folder, bytes] or null, "fill_at": function: see
+fulldisk.py}) and answers `pid N`, later `exit CODE`, where a negative code means a signal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
-from fulldisk import fill_when_looked_at
+from fulldisk import fill_when_called
 
 import trainer.launch.local  # noqa: F401 (the seconds that are saved)
 from trainer.__main__ import main
@@ -39,7 +39,7 @@ def serve() -> None:
             try:
                 if command["fill"]:
                     folder, free = command["fill"]
-                    fill_when_looked_at(Path(folder), free)
+                    fill_when_called(Path(folder), free, command["fill_at"])
                 code = child(command["argv"], command["console"])
             except SystemExit as error:
                 code = int(error.code or 0)

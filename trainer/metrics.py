@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from trainer.config import RunConfig
+from trainer.disk import naming
 from trainer.machine import Usage
 
 log = logging.getLogger("trainer")
@@ -158,12 +159,13 @@ class Monitor:
 def _append(file: FileIO, data: bytes) -> None:
     """Write all of `data` at the end of `file`, or nothing."""
     before = os.fstat(file.fileno()).st_size
-    try:
-        while data:
-            data = data[file.write(data) :]
-    except OSError:
-        file.truncate(before)
-        raise
+    with naming(Path(str(file.name))):
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def _end_torn_line(file: FileIO) -> None:

@@ -14,10 +14,13 @@ from commandline import run_clusterkit
 from evalparts import chat_checkpoint
 from fulldisk import leave
 from realparts import require
-from runs import Forks, NewTrial, Trial, assert_same_run, command
+from runs import TOTAL_STEPS, Forks, NewTrial, Trial, assert_same_run, command
 
+from clusterkit.backends.local.launch import Ending
+from clusterkit.backends.local.train import _outcome
 from clusterkit.runs.diagnose.run import diagnose_run
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.log.metrics import History
 from trainer.checkpoint.recover import RecoverStore
 from trainer.errors import RunError
 from trainer.launch.local import check_run
@@ -221,6 +224,39 @@ def test_full_while_writing_a_recover_checkpoint(
     assert forks.run(trial) == 0, trial.said()
     assert trial.summary()["parameter_sha256"] == reference.summary()["parameter_sha256"]
     assert trial.trained_tasks() == reference.trained_tasks()
+
+
+def test_full_while_the_end_of_the_run_is_written(
+    forks: Forks, small_disk: SmallDisk, warm_cache: Path, reference: Trial
+) -> None:
+    trial = small_disk.trial(warm_cache)
+    trial.console = small_disk.folder / "console.log"  # as that of `clusterkit train`, which is among the run's files
+
+    assert forks.run(trial, fill=(small_disk.folder, 0), fill_at="parameter_digest") == 1
+
+    told = _one_message(trial)
+    assert told == (
+        f"error: no space left at {trial.paths.logs / 'summary.json'}: free some space there, then start the same "
+        f"command again to go on. The disk at {small_disk.folder} has {_told_room(trial)} free of 64.0 MiB\n"
+    )
+    assert f"error: {trial.records('finish')[-1]['message']}".startswith(told.partition(" The disk")[0])
+    small_disk.grow()
+    assert forks.run(trial) == 0, trial.said()
+    assert trial.records("attempt")[-1]["resume_step"] == TOTAL_STEPS
+    assert_same_run(trial, reference)
+    assert not (trial.paths.logs / ".reserve").exists()
+
+
+def test_a_trainer_without_room_for_its_message_is_told_as_one(small_disk: SmallDisk) -> None:
+    run = RunDirectory(small_disk.folder, "user", "small", "run1")
+    run.console(1).parent.mkdir(parents=True)
+    run.console(1).touch()
+    small_disk.leave(0)
+
+    outcome = _outcome(run, 1, Ending(1, 0), History([]), "clusterkit train")
+
+    assert f"there was no room for its message under {run.logs}: free some space there" in outcome.message
+    assert f"The disk at {small_disk.folder} has 0 B free of 64.0 MiB" in outcome.message
 
 
 @pytest.mark.parametrize("background", [False, True])

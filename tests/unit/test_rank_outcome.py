@@ -16,7 +16,7 @@ from trainer.launch.ranks import conclude
 from trainer.signals import StopFlag
 
 ENDS = """
-import sys
+import errno, os, sys
 from pathlib import Path
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
@@ -26,9 +26,11 @@ from trainer.paths import RunPaths
 from trainer.signals import StopFlag
 
 def make_run(*_):
+    if sys.argv[2] == "full":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(meeting / "summary.json"))
     raise CrashError("server-1 was lost")
 
-rank.make_run = make_run  # a server that dies in the middle of a publication stands behind it
+rank.make_run = make_run  # a server that dies in the middle of a publication, or a full disk, stands behind it
 meeting = Path(sys.argv[1])
 config = RunConfig(fileroot=str(meeting / "runs"))
 RunPaths.of(config).logs.mkdir(parents=True)
@@ -37,12 +39,24 @@ rank.rank_main(0, job, StopFlag())
 """
 
 
+def _end_of_rank_0(folder: Path, kind: str) -> int:
+    command = [sys.executable, "-c", ENDS, str(folder), kind]
+    return subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}).returncode
+
+
 def test_a_crash_that_rank_0_tells_stays_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ENDS, str(tmp_path)]
-    code = subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}).returncode
+    code = _end_of_rank_0(tmp_path, "lost")
 
     with pytest.raises(CrashError, match="server-1 was lost"):
         conclude(tmp_path, {0: code, 1: 1}, 2)
+
+
+def test_a_disk_that_rank_0_finds_full_is_no_crash(tmp_path: Path) -> None:
+    code = _end_of_rank_0(tmp_path, "full")
+
+    with pytest.raises(RunError, match=f"no space left at {tmp_path}/summary.json: free some space") as told:
+        conclude(tmp_path, {0: code, 1: 1}, 2)
+    assert type(told.value) is RunError
 
 
 @pytest.mark.parametrize("kind", [RunError, UserError])

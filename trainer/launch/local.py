@@ -25,7 +25,7 @@ from trainer.engines.launching import check_options
 from trainer.engines.options import check_model, check_window
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
-from trainer.launch.rank import set_threads
+from trainer.launch.rank import full_disk, set_threads
 from trainer.launch.ranks import RankedRun
 from trainer.launch.supervised import supervised_model
 from trainer.locks import HeldError, hold
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from trainer.launch.ray import RayRun
 
 log = logging.getLogger("trainer")
+RESERVE_BYTES = 1 << 16
+"""Held on the run's disk while it is at work and freed as it ends: on a disk that has filled up, why it failed can
+still be recorded and told."""
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 log.addHandler(logging.NullHandler())  # before main.log is open, messages go to the user only
 
@@ -82,6 +85,9 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     number = int(os.environ.get("CLUSTERKIT_ATTEMPT") or new_attempt(paths.logs))
     set_threads(config)
     monitor = Monitor(paths.logs, number, make_sinks(config, paths.logs))
+    reserve = paths.logs / ".reserve"
+    with suppress(OSError):  # what is written next says so
+        reserve.write_bytes(os.urandom(RESERVE_BYTES))  # of zeros a file system that compresses would hold nothing
     status, message, step, crashed = "failed", "", start.global_step, False
     command = os.environ.get("CLUSTERKIT_COMMAND", "")
     try:
@@ -111,12 +117,14 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         status, message = "interrupted", str(error)
         raise
     except BaseException as error:
-        explained = isinstance(error, UserError) or disk_error(error) is not None
-        message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        told = error if isinstance(error, UserError) else full_disk(error, config)
+        explained = told is not None or disk_error(error) is not None
+        message = str(told or f"{type(error).__name__}: {error}")
         crashed = isinstance(error, CrashError) or not (explained or isinstance(error, torch.OutOfMemoryError))
         raise
     finally:
-        with suppress(OSError):  # on a full disk there is an error to be told already
+        with suppress(OSError):  # there is an error to be told already
+            reserve.unlink(missing_ok=True)
             monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed, command=command)
         monitor.close()
 
@@ -246,15 +254,9 @@ def _in_plain_words(config: RunConfig) -> Iterator[None]:
         raise failure from error
     except Exception as error:
         log.error("%s: %s\n%s", type(error).__name__, error, traceback.format_exc())
+        if (full := full_disk(error, config)) is not None:
+            raise full from error
         system = disk_error(error)
-        if system is not None and is_full(system):
-            root = Path(config.fileroot).absolute()
-            places = [Path(system.filename)] if system.filename else [root, cache_folder(config)]
-            disks = ". ".join(dict.fromkeys(map(disk_of, places)))
-            raise RunError(
-                f"no space left at {' or '.join(map(str, places))}: free some space there, then start the same command "
-                f"again to go on. {disks}"
-            ) from error
         if system is not None and system.filename and system.errno in REFUSALS:
             raise UserError(
                 f"cannot write {system.filename}: {system.strerror}. Change that, or choose another fileroot=FOLDER"

@@ -24,9 +24,11 @@ import torch
 from trainer.base_run import Attempt
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
-from trainer.errors import CrashError, InterruptedRunError, UserError
+from trainer.disk import disk_of
+from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
+from trainer.files import disk_error, is_full
 from trainer.metrics import Monitor, make_sinks, open_log
-from trainer.paths import RunPaths
+from trainer.paths import RunPaths, cache_folder
 from trainer.placement import first_training_gpu
 from trainer.runs import AnyRun, make_run
 from trainer.signals import SIGNALS, StopFlag, end_with_input
@@ -42,6 +44,19 @@ def set_threads(config: RunConfig) -> None:
     torch.set_num_threads(config.train.threads or max(1, (os.cpu_count() or 1) // config.ranks))
     # On a GPU the deterministic kernels (attention backwards, indexing) would cost a good part of the time.
     torch.use_deterministic_algorithms(not torch.cuda.is_available(), warn_only=True)
+
+
+def full_disk(error: BaseException, config: RunConfig) -> RunError | None:
+    """The error to tell where a full disk is behind an exception; None where another cause is."""
+    system = disk_error(error)
+    if system is None or not is_full(system):
+        return None
+    places = [Path(system.filename)] if system.filename else [Path(config.fileroot).absolute(), cache_folder(config)]
+    disks = ". ".join(dict.fromkeys(map(disk_of, places)))
+    return RunError(
+        f"no space left at {' or '.join(map(str, places))}: free some space there, then start the same command again "
+        f"to go on. {disks}"
+    )
 
 
 @dataclass(frozen=True)
@@ -119,8 +134,8 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     except torch.OutOfMemoryError as error:
         code, message = 1, str(out_of_memory(error))
         (meeting / f"fault-{rank}").write_text(f"{traceback.format_exc()}\n{message}", encoding="utf-8")
-    except Exception:
-        code = 1
+    except Exception as error:
+        code, message = 1, str(full_disk(error, config) or "")
         (meeting / f"fault-{rank}").write_text(traceback.format_exc(), encoding="utf-8")
     finally:
         monitor.close()

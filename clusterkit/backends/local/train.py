@@ -21,7 +21,7 @@ from clusterkit.runs.log.tail import failure_message, last_lines
 from clusterkit.runs.trials import Trial, require_free, require_unchanged
 from clusterkit.ui.progress import Progress
 from trainer.config import RunConfig
-from trainer.disk import file_failures
+from trainer.disk import disk_of, file_failures, is_full
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.launch.job import end_mark, ended, last_step
@@ -198,7 +198,11 @@ def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, 
         text = f"the trainer was ended by signal {-code}, {name}{often}; {_recover_text(run, history)}"
         return RunOutcome("killed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
     if message is None:
-        text = f"the trainer ended with code {code} and no message; {_recover_text(run, history)}"
+        without = "and no message"
+        if is_full(run.logs):
+            without = f"and there was no room for its message under {run.logs}: free some space there. "
+            without += disk_of(run.logs)
+        text = f"the trainer ended with code {code} {without}; {_recover_text(run, history)}"
         return RunOutcome("failed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
     return RunOutcome("failed", code if code in (1, 2) else 1, message, None, step)
 
