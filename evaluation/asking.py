@@ -12,6 +12,7 @@ from typing import Any
 from evaluation.config import EvalConfig
 from evaluation.engines import Opened, context_window, open_engine
 from evaluation.grade import Grader
+from evaluation.lengths import fitted_agent
 from evaluation.methods import make_reader
 from evaluation.plan import Row
 from evaluation.progress import say
@@ -19,6 +20,7 @@ from evaluation.reader import TooLong
 from evaluation.results import too_long_note
 from evaluation.runner import Loaded, Runner
 from evaluation.steps import weights_stamp
+from trainer.config_agents import MemagentConfig
 from trainer.errors import RunError, UserError
 from trainer.grading.pool import GradingPool
 from trainer.train.adapterfiles import whole_model
@@ -52,7 +54,7 @@ def ask(
     folder = whole_model(folder, config.cache_dir)
     tokenizer = load_tokenizer(folder)
     window = context_window(folder, config.server)
-    loaded = [_load(config, row, tokenizer, window) for row in rows]
+    loaded = [_load(row, tokenizer, window) for row in rows]
     missing = sum(len(one.row.record.missing(one.row.keys([t.id for t in one.tasks]))) for one in loaded)
 
     async def run(grader: Grader) -> tuple[dict[str, str], float]:
@@ -82,9 +84,18 @@ def ask(
         return asyncio.run(run(grader) if missing else only_grade(grader))
 
 
-def _load(config: EvalConfig, row: Row, tokenizer: Any, window: int) -> Loaded:
+def fitted_lengths(config: EvalConfig, folder: Path) -> EvalConfig:
+    """The configuration with lengths of the agent that the checkpoint's context window has room for; they are told."""
+    if not isinstance(config.agent, MemagentConfig):
+        return config
+    whole = whole_model(folder, config.cache_dir)
+    window = context_window(whole, config.server)
+    return config.model_copy(update={"agent": fitted_agent(config, config.agent, load_tokenizer(whole), window)})
+
+
+def _load(row: Row, tokenizer: Any, window: int) -> Loaded:
     tasks = row.suite.load(lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
-    reader = make_reader(config, row.method, tokenizer, window, row.suite)
+    reader = make_reader(row.config, row.method, tokenizer, window, row.suite)
     try:
         prepared = reader.prepare(tasks)
     except UserError as error:

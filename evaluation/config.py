@@ -105,6 +105,8 @@ class EvalConfig(Section):
     window allows), so that a model that was trained as one is asked in the form that it learned."""
     agent: AnyAgentConfig = MemagentConfig()
     """memagent: wording and limits; max_final_tokens is also the other methods' response limit."""
+    free_limits: list[str] = []  # noqa: RUF012 (pydantic copies it)
+    """Lengths of the agent, in tokens, that nobody has set: they are made to fit into the context window."""
     task: AnyTaskConfig = RecallConfig()
     """Settings of generated documents, and of the run's held-out tasks."""
     judge: JudgeConfig = JudgeConfig()
@@ -120,6 +122,10 @@ class EvalConfig(Section):
     """Grading processes; 0: half of the cores, at least one."""
     compare: list[str] = []  # noqa: RUF012
     """Folders of earlier results to compare with, question by question."""
+
+    def reads_by_agent(self, method: Method) -> bool:
+        """Whether the memory agent is who reads, in a way of reading documents."""
+        return method in ("memagent", "blank_memory") or (method in FOUND and self.reader == "agent")
 
     @model_validator(mode="before")
     @classmethod
@@ -155,5 +161,3 @@ class AskConfig(Section):
     question: Annotated[str, Field(min_length=1)]
     evaluation: EvalConfig
     """The checkpoint, the agent's settings and where the answers come from; logs of servers go into its output_path."""
-    free_limits: list[str] = []  # noqa: RUF012 (pydantic copies it)
-    """Lengths of the agent, in tokens, that nobody has set: they are made to fit into the context window."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from evaluation import table
@@ -39,15 +40,15 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
         stamp = weights_stamp(folder)  # before its hash, which takes a while
         checkpoint = checkpoint_sha256(folder, config.cache_dir)
         kind = choose_kind(config.server)
-        rows = make_rows(config, checkpoint, kind)
+        rows = make_rows(
+            config, checkpoint, kind, (lambda: _asking().fitted_lengths(config, folder)) if config.free_limits else None
+        )
         place = output / run_name(config, folder, checkpoint, rows)
         unfinished = [row for row in rows if not row.finished]
         versions: dict[str, str] = {}
         seconds = 0.0
         if unfinished:
-            from evaluation.asking import ask  # noqa: PLC0415 (PyTorch, which answers from the record do without)
-
-            versions, seconds = ask(config, kind, folder, stamp, unfinished, place, stop)
+            versions, seconds = _asking().ask(config, kind, folder, stamp, unfinished, place, stop)
         else:
             say("every answer is in the record: nothing is asked again")
         results = _results(config, folder, checkpoint, kind, rows) | {"versions": _versions() | versions}
@@ -60,6 +61,12 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
     except OSError as error:
         say(f"the scores are not kept with the checkpoint's run: {error}")
     return place
+
+
+def _asking() -> ModuleType:
+    from evaluation import asking  # noqa: PLC0415 (PyTorch, which answers from the record do without)
+
+    return asking
 
 
 def run_name(config: EvalConfig, folder: Path, checkpoint: str, rows: list[Row]) -> str:
@@ -86,7 +93,7 @@ def _results(config: EvalConfig, folder: Path, checkpoint: str, kind: str, rows:
         "checkpoint_sha256": checkpoint,
         "engine": kind,
         "time": time.time(),
-        "config": config.model_dump(),
+        "config": next((row.config for row in rows if row.method), config).model_dump(),
         "rows": found,
         "differences": f1_differences(found),
     }

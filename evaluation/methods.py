@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from evaluation.agent_reader import AgentReader
-from evaluation.config import FOUND, MOST_GENERATED, EvalConfig, Method
+from evaluation.config import MOST_GENERATED, EvalConfig, Method
 from evaluation.memory import Judged, StructuredMemory
 from evaluation.reader import Reader, TooLong, prepared
 from evaluation.suites.base import Suite
@@ -54,7 +54,7 @@ def _reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: i
         )
     if method == "memagent" and isinstance(config.agent, MemalphaAgentConfig):
         return StructuredMemory(config, tokenizer, window)
-    by_agent = method in ("memagent", "blank_memory") or (method in FOUND and config.reader == "agent")
+    by_agent = config.reads_by_agent(method)
     if by_agent and method != "memagent" and not isinstance(config.agent, MemagentConfig):
         asked = "--methods blank_memory" if method == "blank_memory" else f"reader=agent with --methods {method}"
         raise UserError(

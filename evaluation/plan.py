@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class Row:
 
     method: None for problems, which have no document.
     name: what the table calls it: the suite, and how documents were read where that is not the memory agent.
+    config: the evaluation's; of documents, with the lengths that they are read in.
     """
 
     suite: Suite
@@ -36,6 +38,7 @@ class Row:
     record: RowRecord
     greedy: bool
     samples: int
+    config: EvalConfig
 
     def keys(self, questions: list[str]) -> list[Key]:
         """The answers that it wants."""
@@ -55,15 +58,28 @@ class Row:
         return derive_seed("evaluation", config.seed, self.suite.name, *key, turn)
 
 
-def make_rows(config: EvalConfig, checkpoint: str, engine: str) -> list[Row]:
-    """Every row, with what is recorded of it. Raises UserError for suites that are unknown or have no data."""
+def make_rows(
+    config: EvalConfig, checkpoint: str, engine: str, fitted: Callable[[], EvalConfig] | None = None
+) -> list[Row]:
+    """Every row, with what is recorded of it.
+
+    Args:
+        fitted: gives the configuration for documents that a memory agent reads; None: `config` is that.
+
+    Raises:
+        UserError: suites that are unknown or have no data.
+    """
     finder = Finder(config.data_path, config.cache_dir, config.num_questions, config.task, config.split)
     root = Path(config.output_path).expanduser().absolute() / RECORDS
     rows = []
-    for suite in finder.suites(config.data_names):
+    suites = finder.suites(config.data_names)
+    by_agent = any(suite.documents for suite in suites) and any(map(config.reads_by_agent, config.methods))
+    of_documents = fitted() if fitted is not None and by_agent else config
+    for suite in suites:
         samples = suite.samples if config.n_sampling < 0 else config.n_sampling
         methods: list[Method | None] = [*config.methods] if suite.documents else [None]
         for method in methods:
+            settings = config if method is None else of_documents
             label = suite.name if method is None else f"{suite.name}-{method}"
             name = suite.name if method in (None, "memagent") else f"{suite.name} {method}"
             if method in FOUND and config.reader == "agent":
@@ -71,10 +87,10 @@ def make_rows(config: EvalConfig, checkpoint: str, engine: str) -> list[Row]:
             record = RowRecord(
                 root,
                 label,
-                row_inputs(config, suite, method, checkpoint, engine),
+                row_inputs(settings, suite, method, checkpoint, engine),
                 grading_identity(config, suite.grading),
             )
-            rows.append(Row(suite, method, name, record, config.greedy, samples))
+            rows.append(Row(suite, method, name, record, config.greedy, samples, settings))
     return rows
 
 

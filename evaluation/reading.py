@@ -12,7 +12,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from evaluation.config import AskConfig, EvalConfig
 from evaluation.document import Document, UnknownWords
 from evaluation.engines import context_window, open_engine
+from evaluation.lengths import fitted_agent
 from evaluation.openai_engine import ServerGoneError
 from evaluation.plan import choose_kind, visible_gpus
 from evaluation.progress import say
@@ -45,9 +46,6 @@ from trainer.types import Task
 POLL_SECONDS = 0.2
 GREEDY = RolloutOptions(temperature=0.0, seed_of_turn=lambda turn: turn)
 Tell = Callable[..., None]
-SECTION = "chunk_tokens"
-SMALL_LENGTHS = {SECTION: 512, "max_question_tokens": 1024, "max_memory_tokens": 128, "max_final_tokens": 128}
-"""Of an agent whose model has a small context window, about those of the presets of SmolLM2-135M; in tokens."""
 
 
 def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = lambda: False) -> None:
@@ -73,14 +71,8 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
     whole = whole_model(folder, evaluation.cache_dir)
     tokenizer = load_tokenizer(whole)
     window = context_window(whole, evaluation.server)
-    agent = MemAgent(within_window(evaluation.agent, config.free_limits, tokenizer, window), tokenizer)
+    agent = MemAgent(fitted_agent(evaluation, evaluation.agent, tokenizer, window), tokenizer)
     agent.check_window(window)
-    if config.free_limits:
-        say(
-            "nothing here says how this checkpoint was trained to read: sections have at most "
-            f"{agent.config.chunk_tokens} tokens and the memory {agent.config.max_memory_tokens}, which its context "
-            f"window of {window} has room for. --preset NAME takes a preset's, --set agent.chunk_tokens=N your own"
-        )
     disable_progress_bar()  # a memory is shown, and loading takes a second
     task = Task("question", config.question, ("",))
     question = agent.prepare(task).question
@@ -116,24 +108,6 @@ def answer_question(config: AskConfig, tell: Tell, stop: Callable[[], bool] = la
         raise InterruptedRunError("interrupted before the answer; nothing is kept") from None
     except (EngineError, ServerGoneError) as error:
         raise RunError(f"the model stopped answering: {error}") from error
-
-
-def within_window(agent: MemagentConfig, free: Sequence[str], tokenizer: Any, window: int) -> MemagentConfig:
-    """The agent's settings, with lengths for a small model where the context window has no room for MemAgent's.
-
-    Args:
-        free: the lengths that may be changed.
-        window: most tokens of prompt plus response.
-    """
-    usual = agent.model_copy(update={name: MemagentConfig.model_fields[name].default for name in SMALL_LENGTHS})
-    if MemAgent(usual, tokenizer).longest_conversation() <= window:
-        return agent
-    lengths = {name: min(SMALL_LENGTHS[name], max(window // 8, 1)) for name in free if name != SECTION}
-    agent = agent.model_copy(update=lengths)
-    room = window - MemAgent(agent, tokenizer).longest_conversation(0)
-    if SECTION not in free or room < 1:
-        return agent
-    return agent.model_copy(update={SECTION: min(SMALL_LENGTHS[SECTION], room)})
 
 
 def _with_one_server(evaluation: EvalConfig) -> EvalConfig:

@@ -30,8 +30,6 @@ from trainer.tasks.hotpotqa_data import render_one
 STDIN = "-"
 CONSOLE = "console.log"
 """The log of the reading process; without one there is nothing to keep."""
-LIMITS = ("chunk_tokens", "max_question_tokens", "max_memory_tokens", "max_final_tokens")
-"""Lengths of the agent that the model's context window bounds."""
 Show = Callable[[dict[str, Any]], None]
 
 
@@ -165,13 +163,10 @@ def _request(question: Question, checkpoint: str, trained: RunConfig | None, fol
         "cache_dir": question.cache_dir,
         "server": question.server,
     }
-    evaluation = make_request(values, trained, question.settings)
-    typed = {assignment.partition("=")[0] for assignment in question.settings}
     return AskConfig(
         document=os.fspath(folder / "document.txt"),
         question=question.question.strip(),
-        evaluation=evaluation,
-        free_limits=[] if trained else [name for name in LIMITS if f"agent.{name}" not in typed],
+        evaluation=make_request(values, trained, question.settings),
     )
 
 

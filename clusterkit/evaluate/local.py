@@ -18,7 +18,6 @@ from clusterkit.evaluate.request import (
     default_names,
     make_request,
     run_settings,
-    unknown_training,
 )
 from clusterkit.runs.directory import lock_holder
 from clusterkit.ui import output
@@ -92,8 +91,6 @@ class LocalEvaluator:
 
     def _request(self, arguments: EvalArguments, checkpoint: str) -> EvalConfig:
         trained = run_settings(checkpoint, arguments.preset)
-        if note := unknown_training(trained, arguments):
-            self._say(note)
         names = [_absolute(n) if "/" in n or n.endswith(".jsonl") else n for n in arguments.data_names]
         values = {
             **arguments.values,

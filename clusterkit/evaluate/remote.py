@@ -22,7 +22,6 @@ from clusterkit.evaluate.request import (
     run_by_place,
     run_of,
     run_settings,
-    unknown_training,
 )
 from clusterkit.provision.assets.model import NodeAsset, Origin, asset_of
 from clusterkit.provision.steps.step import Refused
@@ -83,8 +82,6 @@ async def remote_request(
         model, settings = await _model(head, arguments, stager)
     if arguments.preset:
         settings = run_settings(model, arguments.preset)
-    if note := unknown_training(settings, arguments):
-        say(note)
     names = []
     for name in arguments.data_names or default_names(settings):
         if name.startswith(f"{head.cluster.storage}/"):

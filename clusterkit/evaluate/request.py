@@ -15,15 +15,15 @@ from clusterkit.runs.directory import RunDirectory, runs, user_name
 from clusterkit.runs.trials import saved_config
 from evaluation.config import EvalConfig
 from evaluation.steps import checkpoints_in, place_of_run
-from evaluation.suites import NAMES, PROBLEMS
 from trainer.assets import MODEL_ASSETS
 from trainer.config import RunConfig
-from trainer.config_agents import MemagentConfig
 from trainer.config_choices import CHOICES
 from trainer.config_tasks import HotpotqaConfig, MathConfig
 from trainer.errors import RunError, UserError
 from trainer.judge.servers import judge_urls, judges_folder
 
+LIMITS = ("chunk_tokens", "max_question_tokens", "max_memory_tokens", "max_final_tokens")
+"""Lengths of the agent that the model's context window bounds."""
 ADVICE = ": leave it out, or take that name as well (--set)"
 
 
@@ -154,29 +154,11 @@ def default_names(config: RunConfig | None) -> list[str]:
     raise UserError("no data set named: add --data-names, such as math_500,aime24 or ruler_hqa@50")
 
 
-def unknown_training(settings: RunConfig | None, arguments: EvalArguments) -> str:
-    """Say what a checkpoint from elsewhere reads documents with; empty where its settings are known, or it reads none.
-
-    Args:
-        settings: of its run, or of the preset that was named.
-    """
-    bases = [name.partition("@")[0] for name in arguments.data_names]
-    reads = any(base in NAMES and base not in (*PROBLEMS, "math") for base in bases)
-    if settings is not None or not reads or any(one.startswith("agent.") for one in arguments.settings):
-        return ""
-    agent = MemagentConfig()
-    return (
-        "nothing here says how this checkpoint was trained: documents are read with MemAgent's settings "
-        f"(agent.template={agent.template}, agent.chunk_tokens={agent.chunk_tokens}). --preset NAME "
-        "gives those of a preset"
-    )
-
-
 def make_request(values: dict[str, Any], settings: RunConfig | None, assignments: Sequence[str]) -> EvalConfig:
     """A validated configuration.
 
     Args:
-        settings: of the run, for agent and task.
+        settings: of the run, for agent and task; None: nobody has set the agent's lengths, but for `assignments`.
 
     Raises:
         UserError: a value that is not allowed, or a key that is not known, with the nearest ones.
@@ -203,6 +185,8 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
             place.pop("wording", None)  # of the file that the run was trained with
         place[leaf] = value
         typed.add(key)
+    if settings is None:
+        tree["free_limits"] = [name for name in LIMITS if f"agent.{name}" not in typed]
     _drop_others(tree, typed)
     try:
         return EvalConfig.model_validate(tree)

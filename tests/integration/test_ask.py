@@ -14,8 +14,8 @@ from builders import byte_tokenizer
 from evalparts import chat_checkpoint
 from runs import ENVIRONMENT, Trial, command, wait_for
 
-from clusterkit.evaluate.ask import LIMITS
-from evaluation.reading import within_window
+from clusterkit.evaluate.request import LIMITS
+from evaluation.lengths import within_window
 from trainer.agents.memagent import MemAgent
 from trainer.config_agents import MemagentConfig
 

@@ -16,7 +16,7 @@ from commandline import run_clusterkit
 from evalparts import chat_checkpoint, problems_file, recall_checkpoint, recall_config
 from runs import ENVIRONMENT, wait_for
 
-from clusterkit.evaluate.request import choose_checkpoint, make_request, run_of
+from clusterkit.evaluate.request import LIMITS, choose_checkpoint, make_request, run_of
 from clusterkit.runs.directory import lock_holder, user_name
 from evaluation.config import EvalConfig
 from evaluation.record import output_lock
@@ -160,13 +160,49 @@ def test_a_preset_gives_the_agent_of_a_checkpoint_from_elsewhere(tmp_path: Path)
     config = EvalConfig.model_validate(json.loads(done.stdout))
     assert (config.agent.chunk_tokens, config.agent.max_memory_tokens) == (512, 32)
     assert not (tmp_path / "eval").exists()
-    assert "nothing here says" not in done.stderr
-    unknown = clusterkit("eval", *words[:2], *words[4:], "--dry-run", cwd=tmp_path)
-    assert "documents are read with MemAgent's settings (agent.template=memagent, agent.chunk_tokens=5000)" in (
-        unknown.stderr
-    )
+    assert config.free_limits == []
+    unknown = clusterkit("eval", *words[:2], *words[4:], "--dry-run", "--json", cwd=tmp_path)
+    assert EvalConfig.model_validate(json.loads(unknown.stdout)).free_limits == [*LIMITS]
     with pytest.raises(UserError, match="chunk_tokens=0"):
         make_request({"model_path": "m", "output_path": "o", "data_names": ["recall"]}, None, ["agent.chunk_tokens=0"])
+
+
+def test_a_checkpoint_from_elsewhere_reads_with_lengths_that_its_context_window_has_room_for(tmp_path: Path) -> None:
+    model = chat_checkpoint(tmp_path / "model", window=2048)
+    problems = problems_file(tmp_path)
+    words = [
+        "eval",
+        "--model-path",
+        model,
+        "--output-path",
+        tmp_path / "out",
+        "--num-questions",
+        "1",
+        "--n-sampling",
+        "0",
+        "--cache-dir",
+        tmp_path / "cache",
+        "--max-gen-tokens",
+        "4",
+    ]
+    words += ["--set", "agent.max_memory_tokens=16", "--set", "agent.max_final_tokens=16"]
+
+    both = ["--data-names", f"recall@1,{problems}"]
+
+    done = clusterkit(*words, *both, cwd=tmp_path)
+
+    assert "at most 512 tokens and the memory 16, which its context window of 2048 has room for" in done.stderr
+    (result,) = (tmp_path / "out").glob("model-*/results.json")
+    results = json.loads(result.read_text(encoding="utf-8"))
+    assert results["config"]["agent"]["chunk_tokens"] == 512
+    document, problem = (row["inputs"] for row in results["rows"])
+    assert document["agent"]["chunk_tokens"] == 512
+    assert "agent" not in problem
+    again = clusterkit(*words, *both, cwd=tmp_path)
+    assert "nothing is asked again" in again.stderr
+    assert "nothing here says" not in clusterkit(*words, "--data-names", problems, cwd=tmp_path).stderr
+    refused = clusterkit(*words, *both, "--set", "agent.chunk_tokens=5000", code=2, cwd=tmp_path)
+    assert "lower agent.chunk_tokens" in refused.stderr
 
 
 def test_a_checkpoint_is_asked_in_the_words_of_a_file(tmp_path: Path) -> None:
