@@ -43,6 +43,21 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         sync(path.parent)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file, behind one that was cut off where it ends with such. Raises OSError."""
+    with path.open("ab") as file:
+        file.write(b"\n" * is_torn(path) + line.encode() + b"\n")
+
+
+def is_torn(path: Path) -> bool:
+    """Whether the last line of a text file was cut off, by a kill or a full disk. Raises OSError."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
 def sync(path: Path) -> None:
     """Make a file's content, or renames in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from trainer.config import RunConfig
 from trainer.disk import naming
+from trainer.files import is_torn
 from trainer.machine import Usage
 
 log = logging.getLogger("trainer")
@@ -106,8 +107,8 @@ class Monitor:
         self._lock = Lock()
         self._usage = None if folder is None else Usage()
         self._file = None if folder is None else (folder / "metrics.jsonl").open("ab", buffering=0)
-        if self._file is not None and self._file.tell():
-            _end_torn_line(self._file)
+        if self._file is not None and is_torn(Path(str(self._file.name))):
+            _append(self._file, b"\n")  # else the next record would be of that line
 
     def record(self, kind: str, **fields: Any) -> None:
         """Append one record; it is in the file, whole, when this returns.
@@ -166,14 +167,6 @@ def _append(file: FileIO, data: bytes) -> None:
         except OSError:
             file.truncate(before)
             raise
-
-
-def _end_torn_line(file: FileIO) -> None:
-    """End the half line of a killed writer, so that the next record is a line of its own."""
-    with Path(str(file.name)).open("rb") as reader:
-        reader.seek(-1, os.SEEK_END)
-        if reader.read(1) != b"\n":
-            _append(file, b"\n")
 
 
 def _finite(value: Any) -> Any:

@@ -26,6 +26,7 @@ from clusterkit.backends.local.backend import LocalBackend
 from clusterkit.runs.directory import RunDirectory, lock_holder, user_name
 from clusterkit.runs.status import observe
 from clusterkit.ui.run_status import status_lines
+from trainer.files import last_records
 
 CHILD = """
 import fcntl, json, os, signal, subprocess, sys, time
@@ -84,6 +85,8 @@ if mode == "crashes, is refused" and os.environ["CLUSTERKIT_ATTEMPT"] == "2":
 if mode.startswith(("crashes", "faults")) and os.environ["CLUSTERKIT_ATTEMPT"] == "1":
     checkpoint()
     if mode != "faults":
+        metrics.write('{"kind": "step", "glo')  # a line that the kill cuts off
+        metrics.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     record("finish", status="failed", global_step=2, message="AcceleratorError: CUDA error 77", crashed=True)
     print("error: AcceleratorError: CUDA error 77", file=sys.stderr)
@@ -372,6 +375,8 @@ def test_a_trainer_that_crashed_is_started_again(tmp_path: Path, mode: str, caus
     assert operator.run.attempt_numbers() == [1, 2]
     assert told in err
     assert told in (operator.run.logs / "main.log").read_text()
+    (warning,) = (record["message"] for record in last_records(operator.run.metrics) if record["kind"] == "warning")
+    assert told in warning
     assert told in "\n".join(status_lines(observe(operator.run, time.time())))
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from typing import Any
 import pytest
 from builders import learner, small_config, small_parts
 
+from clusterkit.backends.local.train import prepared
+from clusterkit.config.resolve import resolve
+from clusterkit.runs.status import observe
+from clusterkit.runs.trials import run_directory
 from trainer.evaluate import time_split
 from trainer.metrics import Monitor, epoch_line, make_sinks, open_log, stats_line
 from trainer.rollout.batch import make_batch
@@ -128,6 +133,21 @@ def test_half_a_line_of_a_killed_writer_does_not_spoil_the_next(tmp_path: Path) 
     first, torn, last = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert (first, torn) == ('{"kind": "step"}', '{"kind": "st')
     assert json.loads(last)["global_step"] == 7
+
+
+def test_an_interruption_is_recorded_behind_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    config = resolve("tiny", None, [f"fileroot={tmp_path}"]).config
+    run = run_directory(config, "run1")
+    run.logs.mkdir(parents=True)
+    run.metrics.write_text('{"kind": "step", "glo')
+
+    with pytest.raises(KeyboardInterrupt), prepared(run, config):
+        raise KeyboardInterrupt
+
+    torn, record = run.metrics.read_text().splitlines()
+    assert torn == '{"kind": "step", "glo'
+    assert json.loads(record)["status"] == "interrupted"
+    assert observe(run, time.time()).state == "interrupted"
 
 
 def test_a_whole_file_gets_no_empty_line(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from clusterkit.ui.progress import Progress
 from trainer.config import RunConfig
 from trainer.disk import disk_of, file_failures, is_full
 from trainer.errors import UserError
-from trainer.files import write_atomic
+from trainer.files import append_line, write_atomic
 from trainer.launch.job import end_mark, ended, last_step
 from trainer.launch.retries import REFUSED, Ended, judge, retries_of
 
@@ -161,8 +161,8 @@ def _record_interruption(run: RunDirectory, attempt: int, code: int, began: floa
     end = ended(run.metrics, attempt, code, before)
     record = {"kind": "finish", "time": time.time(), "attempt": attempt, "status": "interrupted"}
     record |= {"global_step": end.step, "message": message, "crashed": False, "command": command}
-    with suppress(OSError), run.metrics.open("a", encoding="utf-8") as file:  # a full disk
-        file.write(f"{json.dumps(record)}\n")
+    with suppress(OSError):  # a full disk
+        append_line(run.metrics, json.dumps(record))
     _record_end(run, attempt, end_mark(end, began, command), None)
 
 
@@ -173,8 +173,8 @@ def _record_warning(run: RunDirectory, attempt: int, message: str) -> None:
     stamp = f"{time.strftime('%Y%m%d-%H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}"
     lines = {run.metrics: json.dumps(record), run.logs / "main.log": f"{stamp} clusterkit WARNING: {message}"}
     for path, line in lines.items():
-        with suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        with suppress(OSError):
+            append_line(path, line)
 
 
 def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, again: str) -> RunOutcome:
