@@ -18,7 +18,7 @@ from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
-from trainer.sft.encoding import Encoder, oracle_memories
+from trainer.sft.encoding import Encoder, oracle_memories, whole_memory
 from trainer.tasks.evidence import MOST_SENTENCES
 from trainer.tasks.examples import Example, load_examples
 from trainer.tasks.hotpotqa_data import Document, Question, render
@@ -136,6 +136,36 @@ def test_without_a_document_there_is_the_last_turn_alone(tmp_path: Path) -> None
 
     assert texts(rows) == ["\\boxed{Ouse}"]
     assert "Rose: Rose was born in Oak.\nOak: Oak lies on the Ouse." in TOKENIZER.decode(rows[0].prompt_ids)
+
+
+def test_a_whole_memory_leaves_out_what_misleads_where_it_would_be_too_long(tmp_path: Path) -> None:
+    found = MISLED["distractors"][:2]
+    gold, others = ([f"{title}: {sentence}" for title, sentence in pairs] for pairs in (MISLED["evidence"], found))
+
+    def read(limit: int) -> tuple[Encoder, list[str], str]:
+        encoder = Encoder(config(max_memory_tokens=limit), TOKENIZER)
+        rows = encoder.rows(example(tmp_path, **{**MISLED, "context": "", "distractors": found}), 0)
+        return encoder, texts(rows), TOKENIZER.decode(rows[0].prompt_ids) if rows else ""
+
+    bare = len("\n".join(gold))
+    _, answers, prompt = read(bare + 1 + len(others[0]) + 1)
+    assert answers == ["\\boxed{Hull}"]
+    assert all(line in prompt for line in (*gold, others[0]))
+    assert others[1] not in prompt, "a memory has up to three sentences"
+    _, answers, prompt = read(bare + 1 + len(others[0]))
+    assert answers == ["\\boxed{Hull}"]
+    assert all(line in prompt for line in gold)
+    assert others[0] not in prompt
+    encoder, answers, _ = read(bare)
+    assert (answers, encoder.long_memories) == ([], 1), "no agent comes to answer from such a memory"
+
+
+def test_places_in_a_whole_memory_do_not_tell_what_misleads() -> None:
+    memories = [whole_memory([("A", f"a {n}"), ("B", f"b {n}")], [("C", f"c {n}")]).split("\n") for n in range(50)]
+
+    assert {next(place for place, line in enumerate(lines) if line[0] == "C") for lines in memories} == {0, 1, 2}
+    assert whole_memory([("A", "a"), ("B", "b")]) == "A: a\nB: b"
+    assert whole_memory([]) == "none so far"
 
 
 def test_a_memory_that_the_agent_could_not_write_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ def test_distractors_are_of_a_share_of_the_traces_and_the_others_do_not_change(t
             assert [row[name] for name in ("kind", "problem", "answer")] == [
                 plain[name] for name in ("kind", "problem", "answer")
             ]
-            assert row["evidence"] == plain["evidence"] or row["kind"] == "final"
+            if row["kind"] == "final":
+                assert sorted(map(tuple, row["evidence"])) == sorted(map(tuple, plain["evidence"]))
+            else:
+                assert row["evidence"] == plain["evidence"]
     have = [{number for number, row in enumerate(rows) if "distractors" in row} for rows in (none, some, all_)]
     assert not have[0]
     assert have[1] < have[2]
@@ -55,7 +58,7 @@ def test_distractors_are_of_a_share_of_the_traces_and_the_others_do_not_change(t
     assert all(one or other == most for one, other, most in zip(as_before, some, all_, strict=True))
 
 
-def test_whole_memories_have_sentences_that_mislead_among_the_evidence(tmp_path: Path) -> None:
+def test_whole_memories_have_sentences_that_mislead_beside_the_evidence(tmp_path: Path) -> None:
     (tmp_path / "world.json").write_text(json.dumps(stables()))
 
     def finals(share: float) -> list[dict[str, Any]]:
@@ -63,16 +66,15 @@ def test_whole_memories_have_sentences_that_mislead_among_the_evidence(tmp_path:
         plan = make_plan("reading", [tmp_path / "world.json"], Shape(), 0.2, 0, 1, shape)
         return [row for row in map(plan.outputs[-1].make, range(100)) if row["kind"] == "final"]
 
-    places = set()
+    mislead = 0
     for row, plain in zip(finals(1.0), finals(0.0), strict=True):
         assert "context" not in row
-        assert "distractors" not in row
-        assert len(row["evidence"]) <= max(MOST_SENTENCES, len(plain["evidence"]))
-        assert all(pair in row["evidence"] for pair in plain["evidence"])
-        added = [pair for pair in row["evidence"] if pair not in plain["evidence"]]
+        added = row.get("distractors", [])
+        assert len(row["evidence"]) + len(added) <= max(MOST_SENTENCES, len(plain["evidence"]))
+        assert sorted(row["evidence"]) == sorted(plain["evidence"])
         assert not any(has_words(f"{title} {text}".lower(), row["answer"][7:-1].lower()) for title, text in added)
-        places |= {row["evidence"].index(pair) for pair in added}
-    assert places == set(range(MOST_SENTENCES)), "their places tell nothing"
+        mislead += bool(added)
+    assert mislead > len(finals(1.0)) // 2
 
 
 def test_a_distractor_is_the_sentence_of_another_document_that_shares_most_words_with_the_question(
@@ -85,9 +87,11 @@ def test_a_distractor_is_the_sentence_of_another_document_that_shares_most_words
     assert done.exit_code == 0, done.output
     seen = 0
     for row in rows(tmp_path / "out" / "traces.jsonl"):
+        if row["kind"] == "final":
+            continue
         answer = row["answer"][len("\\boxed{") : -1].lower()
         asked = asked_words(Question("", row["problem"], (), (), (), row["kind"]))
-        documents = dict(part.split("\n")[1:] for part in row.get("context", "").split("\n\n") if part)
+        documents = dict(part.split("\n")[1:] for part in row["context"].split("\n\n") if part)
         places = {title: place for place, title in enumerate(documents)}
         ranks = []
         for title, sentence in row.get("distractors", []):

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 from trainer.agents.memagent import MemAgent
 from trainer.agents.template import encode
 from trainer.config import RunConfig
 from trainer.config_agents import MemagentConfig
 from trainer.errors import UserError
+from trainer.seeding import derive_seed
 from trainer.tasks.evidence import MOST_SENTENCES
 from trainer.tasks.examples import ASSISTANT, NOTHING, Example, Trace
 from trainer.types import Row, Task
 
 Message = tuple[str, str]
+Kept = TypeVar("Kept")
 Place = tuple[int, int, str]
 """Where a sentence stands in a text: start, end, and the title that it stands below."""
 
@@ -27,7 +30,8 @@ class Encoder:
     """Makes rows in the wording that the model will be asked in later: its chat template, or the tiny model's words.
 
     Attributes:
-        long_memories: memories of traces that were left out until now, over agent.max_memory_tokens.
+        long_memories: memories of traces that were left out until now, over agent.max_memory_tokens; of a trace without
+            a document with the answer from it.
         misfits: traces that were left out whole until now, because the agent cannot take their question or document.
         misfit: why it cannot take the first of them; empty where there is none.
 
@@ -79,7 +83,13 @@ class Encoder:
                 self.long_memories += 1
             memory = encode(self.tokenizer, left)
         if not prepared.chunks:
-            memory = encode(self.tokenizer, whole_memory(trace.evidence))
+            text = whole_memory(
+                trace.evidence, trace.distractors, lambda text: self._fits(encode(self.tokenizer, text))
+            )
+            memory = encode(self.tokenizer, text)
+            if not self._fits(memory):
+                self.long_memories += 1
+                return []
         prompt = agent.prompts.final.fill({"problem": prepared.question, "memory": memory})
         return [*rows, self._answered(prompt, encode(self.tokenizer, trace.answer), number)]
 
@@ -190,7 +200,7 @@ def oracle_memories(
 
 
 def _filled(
-    kept: list[Place], others: list[Place], told: Callable[[list[Place]], str], fits: Callable[[str], bool]
+    kept: list[Kept], others: list[Kept], told: Callable[[list[Kept]], str], fits: Callable[[str], bool]
 ) -> str:
     """The memory of the kept ones and of the first of the others that have a place in it."""
     beside = others[: max(MOST_SENTENCES - len(kept), 0)]
@@ -212,9 +222,23 @@ def _written(text: str, ends: Sequence[int], end: int, places: Sequence[Place]) 
     return "\n".join(lines) or NOTHING
 
 
-def whole_memory(evidence: Sequence[tuple[str, str]]) -> str:
-    """The memory after everything was read."""
-    return "\n".join(f"{title}: {sentence}" for title, sentence in evidence) or NOTHING
+def whole_memory(
+    evidence: Sequence[tuple[str, str]],
+    distractors: Sequence[tuple[str, str]] = (),
+    fits: Callable[[str], bool] = lambda _: True,
+) -> str:
+    """The memory after everything was read; arguments as of `oracle_memories`.
+
+    Evidence stands as it is given. With distractors the order is drawn anew: places would tell which these are.
+    """
+
+    def told(pairs: Sequence[tuple[str, str]]) -> str:
+        lines = [f"{title}: {sentence}" for title, sentence in pairs]
+        if len(lines) > len(evidence):
+            Random(derive_seed("whole-memory", *lines)).shuffle(lines)
+        return "\n".join(lines) or NOTHING
+
+    return _filled(list(evidence), list(distractors), told, fits)
 
 
 def _place(text: str, title: str, sentence: str) -> Place | None:

@@ -336,13 +336,13 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
                 documents = _with_misleading(documents, question, misleading)
             rng.shuffle(documents)
             found = distractors_of(question, documents) if misled else []
-        if whole:  # a memory has them in the order of the sections: their places tell nothing
-            evidence += [list(pair) for pair in found[: max(MOST_SENTENCES - len(evidence), 0)]]
-            rng.shuffle(evidence)
+        if whole:
+            found = found[: max(MOST_SENTENCES - len(evidence), 0)]
+            rng.shuffle(evidence)  # a memory has them in the order of the sections: their places tell nothing
         else:
             row["context"] = render(documents)
-            if found:
-                row["distractors"] = found
+        if found:
+            row["distractors"] = found
         row["evidence"] = evidence
         row["answer"] = f"\\boxed{{{question.answers[0]}}}"
         return row
