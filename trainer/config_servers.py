@@ -58,6 +58,10 @@ class ServersConfig(Section):
     hang_seconds: HangSeconds = 600.0
     """Seconds for which a server may answer none of its requests before it is asked whether it works. One that answers
     neither for as long again hangs: it is killed and started again. At least 10, or 0: it is waited for without end."""
+    prefill_delay_ms: Annotated[float, Field(ge=0)] = 0.0
+    """With SGLang: prompts wait until a tenth as many of them are there as responses are being sampled, but at most so
+    many milliseconds. Each pass over prompts holds sampling up, and where turns end one by one most passes are small.
+    0: prompts do not wait."""
     python: str = ""
     """Interpreter that has the server's package; empty: $CLUSTERKIT_SGLANG_PYTHON or $CLUSTERKIT_VLLM_PYTHON, else the
     trainer's own."""

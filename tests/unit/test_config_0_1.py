@@ -41,6 +41,7 @@ YOUNGER = {
     "rollout.prefetch_sections": False,
     "rollout.controllers": 0,
     "servers.hang_seconds": 600.0,
+    "servers.prefill_delay_ms": 0.0,
     "train.share_prefixes": True,
     "eval.save_trajectories": 8,
     **flatten(LoraConfig(), "model.lora."),

@@ -65,14 +65,26 @@ def test_sglang_knows_every_option_that_it_is_given(tmp_path: Path) -> None:
     everything = ServerOptions(tmp_path, tmp_path, context_length=8, max_running=800, deterministic=True)
     packages = Packages(known["version"], frozenset(known["options"]), fa3=True)
     for major, compiles in ((HOPPER, True), (ADA, False)):
-        flags, _ = choose(packages, GPU(major, 81559), compiles, replace(everything, deterministic=False, expected=800))
-        assert len(flags) == 6
+        flags, _ = choose(packages, GPU(major, 81559), compiles, replace(everything, deterministic=False, expected=800, prefill_delay_ms=100.0)
+        )
+        assert len(flags) == 11
         words = [*SGLangDialect().argv(everything, 8000)[2:], *flags, MEMORY_SAVER]
         for word, value in zip(words, [*words[1:], ""], strict=True):
             option, _, attached = word.partition("=")
             assert not word.startswith("--") or option in known["options"], option
             if option in known["choices"]:
                 assert (attached or value) in known["choices"][option]
+
+
+def test_prompts_wait_for_others_where_the_run_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    share, most = "--prefill-delayer-queue-min-ratio", "--prefill-delayer-max-delay-ms"
+    packages = Packages("0.5.17", frozenset({"--enable-prefill-delayer", share, most}))
+    assert chosen(packages, HOPPER) == ()
+    assert chosen(packages, HOPPER, prefill_delay_ms=62.5) == ("--enable-prefill-delayer", share, "0.1", most, "62.5")
+    assert chosen(packages, HOPPER, share, "0.3", prefill_delay_ms=100.0) == (), "the user has chosen"
+    assert not caplog.messages
+    assert chosen(Packages("0.5.6", frozenset({"--enable-prefill-delayer"})), HOPPER, prefill_delay_ms=100.0) == ()
+    assert "servers.prefill_delay_ms does nothing" in caplog.text
 
 
 def test_the_float32_output_layer_uses_tensor_cores_where_that_costs_no_precision() -> None:

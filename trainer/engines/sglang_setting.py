@@ -48,6 +48,10 @@ ROOMY_MIB = 60 * 1024
 GRAPH_STEP, MOST_IN_A_GRAPH = 32, 640
 """SGLang makes one for every 32 requests beyond 512; each takes a second, and memory."""
 
+_DELAYER = "--enable-prefill-delayer"
+_DELAY_SHARE = "0.1"
+"""Of the responses that are being sampled: so many prompts are worth a pass."""
+
 _CACHE = "--radix-cache-backend"
 # Options with which the cache of prefixes is another one, or must be SGLang's own.
 _CACHES = (_CACHE, "--disable-radix-cache", "--kv-cache-dtype", "--enable-int8-mamba-checkpoint")
@@ -121,7 +125,11 @@ def choose(
         if new in packages.options or old in packages.options:
             flags.append(f"{new}=disabled" if new in packages.options else old)
             reasons.append("graphs of prompts take start-up time and memory, and no run here was tried with them")
-    for more, why in (_output_layer(packages, gpu, options, names), _graphs(packages, gpu, options, names)):
+    for more, why in (
+        _output_layer(packages, gpu, options, names),
+        _graphs(packages, gpu, options, names),
+        _delayed_prompts(packages, options, names),
+    ):
         flags += more
         reasons += why
     return tuple(flags), tuple(reasons)
@@ -142,6 +150,17 @@ def _graphs(packages: Packages, gpu: GPU, options: ServerOptions, names: set[str
         return [], []
     largest = min(-(-expected // GRAPH_STEP) * GRAPH_STEP, MOST_IN_A_GRAPH)
     return [_GRAPHS, str(largest)], [f"up to {expected} requests at a time are expected, and its graphs end at 256"]
+
+
+def _delayed_prompts(packages: Packages, options: ServerOptions, names: set[str]) -> tuple[list[str], list[str]]:
+    share, most = "--prefill-delayer-queue-min-ratio", "--prefill-delayer-max-delay-ms"
+    if not options.prefill_delay_ms or not names.isdisjoint((_DELAYER, share, most)):
+        return [], []
+    if not {_DELAYER, share, most} <= packages.options:
+        log.warning("SGLang %s cannot hold prompts back: servers.prefill_delay_ms does nothing", packages.version)
+        return [], []
+    flags = [_DELAYER, share, _DELAY_SHARE, most, f"{options.prefill_delay_ms:g}"]
+    return flags, [f"prompts wait up to {options.prefill_delay_ms:g} ms for others, and sampling for fewer passes"]
 
 
 @lru_cache(maxsize=8)

@@ -166,6 +166,7 @@ def server_options(
         context_length=c.context_length or config.model.context_window,
         max_running=config.rollout.max_running,
         expected=expected_requests(config),
+        prefill_delay_ms=c.prefill_delay_ms,
         lora_rank=served_rank(config),
         lora_versions=served_versions(config),
         lora_targets=_adapted_layers(config, model),
