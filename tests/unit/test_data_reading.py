@@ -410,7 +410,9 @@ def test_what_comes_next_takes_no_more_questions_a_step_than_there_are(tmp_path:
     gpu, cpu = done.stdout.partition("next: ")[2].splitlines()
 
     assert 2 <= number < 16
-    assert f" rollout.batch_size={number}" in gpu
+    assert f" rollout.batch_size={number // 2 * 2}" in gpu
+    config = resolve("135M_read", None, shlex.split(gpu)[4:]).config
+    assert config.rollout.batch_size % config.train.minibatches == 0
     assert "rollout.batch_size" not in cpu, "it takes 2 at a time"
 
 

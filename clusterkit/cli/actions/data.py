@@ -94,5 +94,6 @@ def _train_reading(preset: str, folder: Path, heldout: int, training: int) -> st
     if fitting != final:
         words.append(f"eval.final_documents={','.join(map(str, fitting))}")
     if config.rollout.batch_size > training:
-        words.append(f"rollout.batch_size={training}")
+        each = config.train.minibatches
+        words.append(f"rollout.batch_size={max(training // each, 1) * each}")
     return shlex.join(words)
