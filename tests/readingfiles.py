@@ -12,7 +12,7 @@ from clusterkit.data.datasets.prepare import make_plan
 from clusterkit.data.datasets.reading import ReadingShape
 from clusterkit.data.datasets.texts import Shape
 
-SMALL = ReadingShape(per_document=2, traces=60, sizes=(2, 3))
+SMALL = ReadingShape(per_document=2, traces=60, sizes=(2, 3), distractors=0.0)
 
 
 def world(count: int = 60) -> list[dict[str, Any]]:

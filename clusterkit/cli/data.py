@@ -62,16 +62,16 @@ def prepare(
         help="reading: parts of the examples: questions made by rule, real ones, the answer from a whole memory alone.",
     ),
     trace_documents: str = typer.Option(
-        "2,4,8", "--trace-documents", help="reading: documents of an example, in turn; also more, as 2,4,8,16."
+        "2,4,8,16", "--trace-documents", help="reading: documents of an example, in turn."
     ),
     trace_distractors: float = typer.Option(
-        0.0,
+        1.0,
         "--trace-distractors",
         metavar="SHARE",
         min=0.0,
         max=1.0,
-        help="reading: of the examples those that have documents like their question, and memories that also keep "
-        "sentences that mislead, until better ones are read.",
+        help="reading: of the examples those that have documents like their question, and are shown memories with "
+        "sentences that mislead.",
     ),
     traced_share: float = typer.Option(
         1.0,
