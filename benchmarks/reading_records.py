@@ -149,6 +149,17 @@ class Records:
         by_seed = self.by_seed(arm, documents, yes_no=yes_no).values()
         return [statistics.mean(values) for values in zip(*by_seed, strict=True)]
 
+    def changes(self, arm: Arm, other: Arm, documents: int) -> list[float]:
+        """F1 of every question less that of another arm, as a mean over the seeds that both have; of all without any.
+
+        Supervised starts that several runs began with have a seed of their own.
+        """
+        ours, theirs = (self.by_seed(one, documents) for one in (arm, other))
+        both = ours.keys() & theirs.keys()
+        sides = ([f1 for seed, f1 in side.items() if seed in both or not both] for side in (ours, theirs))
+        means = [[statistics.mean(values) for values in zip(*side, strict=True)] for side in sides]
+        return [a - b for a, b in zip(*means, strict=False)]
+
 
 def tables(records: Records) -> list[str]:
     """Markdown: for every number of documents a line an arm; F1 in points, 95 % intervals over questions."""
@@ -165,8 +176,7 @@ def tables(records: Records) -> list[str]:
                 seeds = [f"{100 * statistics.mean(f1):.1f}" for f1 in records.by_seed(arm, documents).values()]
                 cells = [arm.label, with_interval(scores), ", ".join(seeds)]
                 for other in (Arm(arm.model, "blank_memory"), Arm("supervised", "memagent")):
-                    theirs = records.scores(other, documents) if other != arm else []
-                    changes = [a - b for a, b in zip(scores, theirs, strict=True)] if theirs else []
+                    changes = records.changes(arm, other, documents) if other != arm else []
                     cells.append(with_interval(changes, sign="+"))
                 cells.append(with_interval(records.scores(arm, documents, yes_no=True)))
                 found.append(f"| {' | '.join(cells)} |")

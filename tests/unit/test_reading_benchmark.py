@@ -64,6 +64,17 @@ def test_records_survive_their_file_and_equal_ones_are_equal_bytes(tmp_path: Pat
     assert again.evaluations["trained", 2]["versions"] == {"torch": "2"}
 
 
+def test_two_arms_are_compared_by_the_seeds_that_both_have() -> None:
+    records = filled()
+    ours, start = Arm("trained", "memagent"), Arm("supervised", "memagent")
+    assert records.changes(ours, start, 8) == [0.25] * 8  # a start that all seeds began with has a number of its own
+    records.add(results({"memagent": [0.75] * 10}), "supervised", 1, "a GPU")
+    assert records.changes(ours, start, 8) == [0.25] * 8, "1.0 less 0.75: seed 2 has no start"
+    records.add(results({"memagent": [0.0] * 10}), "supervised", 2, "a GPU")
+    assert records.changes(ours, start, 8) == [0.375] * 8
+    assert records.changes(ours, start, 32) == records.changes(ours, Arm("shuffled", "memagent"), 8) == []
+
+
 def test_what_cannot_be_put_beside_the_records_is_refused(tmp_path: Path) -> None:
     records = filled()
     with pytest.raises(UserError, match=r"asked other questions than the records have: name another file"):
