@@ -27,8 +27,9 @@ def fitted_agent(config: EvalConfig, agent: MemagentConfig, tokenizer: Any, wind
     fitted = within_window(agent, config.free_limits, tokenizer, window)
     say(
         "nothing here says how this checkpoint was trained to read: sections have at most "
-        f"{fitted.chunk_tokens} tokens and the memory {fitted.max_memory_tokens}, which its context "
-        f"window of {window} has room for. --preset NAME takes a preset's, --set agent.chunk_tokens=N your own"
+        f"{fitted.chunk_tokens} tokens, the memory {fitted.max_memory_tokens} and an answer {fitted.max_final_tokens}, "
+        f"which its context window of {window} has room for. --preset NAME takes a preset's, --set "
+        "agent.chunk_tokens=N your own"
     )
     return fitted
 
@@ -40,8 +41,7 @@ def within_window(agent: MemagentConfig, free: Sequence[str], tokenizer: Any, wi
         free: the lengths that may be changed.
         window: most tokens of prompt plus response.
     """
-    usual = agent.model_copy(update={name: MemagentConfig.model_fields[name].default for name in SMALL_LENGTHS})
-    if MemAgent(usual, tokenizer).longest_conversation() <= window:
+    if MemAgent(agent, tokenizer).longest_conversation() <= window:
         return agent
     lengths = {name: min(SMALL_LENGTHS[name], max(window // 8, 1)) for name in free if name != SECTION}
     agent = agent.model_copy(update=lengths)

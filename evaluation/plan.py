@@ -79,7 +79,7 @@ def make_rows(
         samples = suite.samples if config.n_sampling < 0 else config.n_sampling
         methods: list[Method | None] = [*config.methods] if suite.documents else [None]
         for method in methods:
-            settings = config if method is None else of_documents
+            settings = of_documents if method is not None and config.reads_by_agent(method) else config
             label = suite.name if method is None else f"{suite.name}-{method}"
             name = suite.name if method in (None, "memagent") else f"{suite.name} {method}"
             if method in FOUND and config.reader == "agent":

@@ -191,7 +191,10 @@ def test_a_checkpoint_from_elsewhere_reads_with_lengths_that_its_context_window_
 
     done = clusterkit(*words, *both, cwd=tmp_path)
 
-    assert "at most 512 tokens and the memory 16, which its context window of 2048 has room for" in done.stderr
+    assert (
+        "at most 512 tokens, the memory 16 and an answer 16, which its context window of 2048 has room for"
+        in done.stderr
+    )
     (result,) = (tmp_path / "out").glob("model-*/results.json")
     results = json.loads(result.read_text(encoding="utf-8"))
     assert results["config"]["agent"]["chunk_tokens"] == 512
