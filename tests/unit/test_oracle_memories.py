@@ -172,8 +172,8 @@ def test_a_memory_that_the_agent_could_not_write_is_left_out_and_counted(tmp_pat
     encoder = Encoder(config(max_memory_tokens=40), TOKENIZER)
     rows = encoder.rows(example(tmp_path), 0)
 
-    assert texts(rows) == ["Oak: Oak lies on the Ouse.", "\\boxed{Ouse}"]
-    assert encoder.long_memories == 2
+    assert texts(rows) == ["Oak: Oak lies on the Ouse."], "nor is the answer from a memory that it could not have"
+    assert encoder.long_memories == 1
     assert all(len(row.response_ids) <= 40 for row in rows)
 
 
@@ -217,7 +217,7 @@ def test_distractors_leave_a_memory_that_would_be_too_long_the_last_of_the_list_
     assert memories[3:5] == [f"{peel}\n{ash}", f"{ash}\n{oaks}"], "Bob Ash, then Ann Peel are dropped"
     assert encoder.long_memories == 0
     encoder, memories = read(len(ash) + 1)
-    assert memories[-3:] == [ash, ash, "\\boxed{Hull}"], "both sentences of gold do not fit, and are no row"
+    assert memories[-1] == ash, "both sentences of gold do not fit: neither this memory nor the answer is learned"
     assert encoder.long_memories == 1
 
 

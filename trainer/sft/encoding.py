@@ -30,8 +30,7 @@ class Encoder:
     """Makes rows in the wording that the model will be asked in later: its chat template, or the tiny model's words.
 
     Attributes:
-        long_memories: memories of traces that were left out until now, over agent.max_memory_tokens; of a trace without
-            a document with the answer from it.
+        long_memories: traces that ended until now at a memory over agent.max_memory_tokens, or are left out for it.
         misfits: traces that were left out whole until now, because the agent cannot take their question or document.
         misfit: why it cannot take the first of them; empty where there is none.
 
@@ -65,7 +64,7 @@ class Encoder:
         ]
 
     def _turns(self, trace: Trace, number: int) -> list[Row]:
-        """The turns of the agent on a trace's document; a memory that it could not write in full is left out."""
+        """The turns of the agent on a trace's document, until its memory is longer than the agent could write."""
         agent = self._agent
         try:
             prepared = agent.prepare(Task("trace", trace.problem, (trace.answer,), trace.context))
@@ -77,10 +76,10 @@ class Encoder:
         for section, (written, left) in zip(prepared.chunks, self._memories(trace, prepared.chunks), strict=True):
             prompt = agent.prompts.update.fill({"problem": prepared.question, "memory": memory, "section": section})
             answer = encode(self.tokenizer, written)
-            if self._fits(answer):
-                rows.append(self._answered(prompt, answer, number))
-            else:
+            if not self._fits(answer):  # nor could it write the later ones, which have all of this
                 self.long_memories += 1
+                return rows
+            rows.append(self._answered(prompt, answer, number))
             memory = encode(self.tokenizer, left)
         if not prepared.chunks:
             text = whole_memory(

@@ -229,7 +229,8 @@ class SftRun(SteppedRun):
             self._told_memory = True
             self.monitor.warn(
                 f"{self.examples.path}: memories that do not fit into agent.max_memory_tokens="
-                f"{self.encoder.config.agent.response_limit('update')} are left out: raise it to learn them, too"
+                f"{self.encoder.config.agent.response_limit('update')} are left out, and what follows them: raise it "
+                "to learn them, too"
             )
         if encoded.too_long and not self._told:
             self._told = True

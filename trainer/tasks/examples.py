@@ -7,7 +7,8 @@
 
 The last is a trace: a document is read section by section, the memory is to hold the evidence, titles with sentences,
 as far as it was read, and the answer comes from the memory. Without a context it is the last turn alone. It may have
-"distractors", a list like the evidence, what misleads most first: they are kept while there is room beside it.
+"distractors", a list like the evidence, what misleads most first: they stand in the memories that turns are shown while
+there is room, and no turn learns to add one.
 """
 
 from __future__ import annotations
