@@ -235,11 +235,24 @@ def test_the_trial_to_follow_is_one_that_is_at_work(machine: Path, monkeypatch: 
     assert "clusterkit status --watch tiny-recall/seed-2" in found.stderr
 
 
-@pytest.mark.parametrize(("stopped", "left", "trained"), [(True, "it was killed", 1), (False, "", 2)])
-def test_no_trial_is_trained_after_one_that_was_killed_while_it_stopped(stopped: bool, left: str, trained: int) -> None:
+DONE = "interrupted when tiny-recall/run1 was trained\nTo go on: clusterkit train"
+
+
+@pytest.mark.parametrize(
+    ("status", "stopped", "left", "trained"),
+    [
+        ("killed", True, "it was killed", 1),
+        ("killed", False, "", 2),
+        ("completed", True, DONE, 1),
+        ("completed", False, "", 2),
+    ],
+)
+def test_no_trial_is_trained_after_one_in_which_the_sweep_was_told_to_end(
+    status: str, stopped: bool, left: str, trained: int
+) -> None:
     followed = []
 
-    class Killed:
+    class Ending:
         def plan(self, request: object) -> object:
             return request
 
@@ -247,11 +260,11 @@ def test_no_trial_is_trained_after_one_that_was_killed_while_it_stopped(stopped:
 
         def follow(self, submitted: object, *_: object) -> RunOutcome:
             followed.append(submitted)
-            return RunOutcome("killed", 1, "it was killed", None, 3, stopped)
+            return RunOutcome(status, int(status == "killed"), "it was killed", None, 3, stopped)
 
     run = SweptRun(cast("Any", SimpleNamespace(config=resolve("tiny").config)), "it starts", complete=False)
 
-    assert train_in_turn(cast("Any", Killed()), [run, run], "clusterkit train", shown=False) == left
+    assert train_in_turn(cast("Any", Ending()), [run, run], "clusterkit train", shown=False) == left
     assert len(followed) == trained
 
 

@@ -57,6 +57,8 @@ def train_in_turn(backend: Backend, runs: Sequence[SweptRun], again: str, *, sho
             continue
         if outcome.status == "interrupted" or (outcome.stopped and outcome.exit_code):
             return outcome.message
+        if outcome.stopped and number < len(runs):
+            return f"interrupted when {run.name} was trained\nTo go on: {again}"
         if outcome.exit_code:
             output.error(f"{run.name}: {outcome.message.removeprefix('error: ')}")
     return ""
