@@ -123,8 +123,9 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         crashed = isinstance(error, CrashError) or not (explained or isinstance(error, torch.OutOfMemoryError))
         raise
     finally:
-        with suppress(OSError):  # there is an error to be told already
+        with suppress(OSError):
             reserve.unlink(missing_ok=True)
+        with suppress(OSError):  # there is an error to be told already
             monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed, command=command)
         monitor.close()
 
