@@ -199,7 +199,7 @@ class ChatClient:
         if url not in self._aside:
             log.warning(
                 "the judge at %s does not answer (%s) while others do: they are asked in its place, and it once in "
-                "%.0f s. Look at its log, and start it again",
+                "%.0f s. Look at its log: it has more requests than it can answer in time, or is to be started again",
                 url,
                 problem,
                 ASIDE_S,
