@@ -60,8 +60,8 @@ class ServersConfig(Section):
     neither for as long again hangs: it is killed and started again. At least 10, or 0: it is waited for without end."""
     prefill_delay_ms: Annotated[float, Field(ge=0)] = 0.0
     """With SGLang: prompts wait until a tenth as many of them are there as responses are being sampled, but at most so
-    many milliseconds. Each pass over prompts holds sampling up, and where turns end one by one most passes are small.
-    0: prompts do not wait."""
+    many milliseconds, and 30 steps of sampling. Each pass over prompts holds sampling up, and where turns end one by
+    one most passes are small. 0: prompts do not wait."""
     python: str = ""
     """Interpreter that has the server's package; empty: $CLUSTERKIT_SGLANG_PYTHON or $CLUSTERKIT_VLLM_PYTHON, else the
     trainer's own."""

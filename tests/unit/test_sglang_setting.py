@@ -65,7 +65,11 @@ def test_sglang_knows_every_option_that_it_is_given(tmp_path: Path) -> None:
     everything = ServerOptions(tmp_path, tmp_path, context_length=8, max_running=800, deterministic=True)
     packages = Packages(known["version"], frozenset(known["options"]), fa3=True)
     for major, compiles in ((HOPPER, True), (ADA, False)):
-        flags, _ = choose(packages, GPU(major, 81559), compiles, replace(everything, deterministic=False, expected=800, prefill_delay_ms=100.0)
+        flags, _ = choose(
+            packages,
+            GPU(major, 81559),
+            compiles,
+            replace(everything, deterministic=False, expected=800, prefill_delay_ms=100.0),
         )
         assert len(flags) == 11
         words = [*SGLangDialect().argv(everything, 8000)[2:], *flags, MEMORY_SAVER]

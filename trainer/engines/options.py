@@ -29,7 +29,7 @@ class ServerOptions:
     private. port: 0 for a free one. version: of the weights in `model`. memory_fraction: of the GPU, for weights and KV
     cache. context_length: of prompt and response together (0: the model's own). max_running: requests sampled at the
     same time (0: the server's own choice). expected: requests that it will get at the same time, as far as is known.
-    prefill_delay_ms: for which prompts may wait for others, so that passes over them are fewer (SGLang; 0: they do not).
+    prefill_delay_ms: for which prompts may wait for others, so that passes over them are fewer (SGLang; 0: not at all).
     fp32_head: logits are computed in float32; in bfloat16 they are rounded by up to 0.06, and the log-probs with them.
     deterministic: responses follow their seed alone, whatever else is in the batch (slower). flags: more options of the
     server's own, last on its command line. env: added to the environment. chats: it is asked in words (OpenAI's chat

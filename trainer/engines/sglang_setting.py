@@ -154,10 +154,11 @@ def _graphs(packages: Packages, gpu: GPU, options: ServerOptions, names: set[str
 
 def _delayed_prompts(packages: Packages, options: ServerOptions, names: set[str]) -> tuple[list[str], list[str]]:
     share, most = "--prefill-delayer-queue-min-ratio", "--prefill-delayer-max-delay-ms"
-    if not options.prefill_delay_ms or not names.isdisjoint((_DELAYER, share, most)):
-        return [], []
+    if not options.prefill_delay_ms or not names.isdisjoint((_DELAYER, share, most, "--disable-overlap-schedule")):
+        return [], []  # it needs the schedule beside the GPU
     if not {_DELAYER, share, most} <= packages.options:
-        log.warning("SGLang %s cannot hold prompts back: servers.prefill_delay_ms does nothing", packages.version)
+        known = packages.version or "of a version that it does not tell"
+        log.warning("SGLang %s cannot hold prompts back: servers.prefill_delay_ms does nothing", known)
         return [], []
     flags = [_DELAYER, share, _DELAY_SHARE, most, f"{options.prefill_delay_ms:g}"]
     return flags, [f"prompts wait up to {options.prefill_delay_ms:g} ms for others, and sampling for fewer passes"]
