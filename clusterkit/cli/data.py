@@ -62,7 +62,7 @@ def prepare(
         help="reading: parts of the examples: questions made by rule, real ones, the answer from a whole memory alone.",
     ),
     trace_documents: str = typer.Option(
-        "2,4,8,16", "--trace-documents", help="reading: documents of an example, in turn."
+        "2,4,8,16", "--trace-documents", help="reading: documents of an example, drawn at random."
     ),
     trace_distractors: float = typer.Option(
         1.0,

@@ -48,7 +48,7 @@ class ReadingShape:
     traces: int = 20000  # lines of traces.jsonl; 0: none
     mix: tuple[float, ...] = (10, 20, 10, 30, 10, 20)
     """Parts of MIXES among them: the kinds of questions made by rule, real ones, and the final turn alone."""
-    sizes: tuple[int, ...] = (2, 4, 8, 16)  # documents of a trace, in turn
+    sizes: tuple[int, ...] = (2, 4, 8, 16)  # documents of a trace, drawn at random
     traced: float = 1.0
     """Share of the real training questions that traces are made of. The others are marked: reinforcement that is asked
     for real questions (task.real_share) then has questions that the supervised start has not seen."""
