@@ -257,7 +257,8 @@ class RunPlan:
         if self.trial.state is TrialState.NEW and self.config.recover_from:
             return f"starts from {self.config.recover_from}"
         if self.trial.state is TrialState.NEW:
-            return "goes on with its supervised start" if self._keeps_supervised else "starts from the beginning"
+            start = "goes on with its supervised start, if that has these settings and data"
+            return start if self._keeps_supervised else "starts from the beginning"
         if self.trial.resume_step:
             return f"goes on after step {self.trial.resume_step}"
         gone = self.trial.history.recovers and self.config.recover_mode != "disabled"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from clusterkit.ui.progress import Progress
 from trainer.config import RunConfig
 from trainer.disk import disk_of, file_failures, is_full
 from trainer.errors import UserError
-from trainer.files import append_line, write_atomic
+from trainer.files import append_line, last_records, write_atomic
 from trainer.launch.job import end_mark, ended, last_step
 from trainer.launch.retries import REFUSED, Ended, judge, retries_of
 
@@ -33,6 +34,8 @@ SHOWN_CONSOLE_LINES = 10
 @contextmanager
 def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -> Iterator[int]:
     """Hold the run against other `train` commands, write its configuration, and yield the number of a new attempt.
+
+    An attempt with other settings that its trainer refuses before it records anything leaves the run as it was.
 
     trial: the run as it was chosen.
 
@@ -48,6 +51,7 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
             raise UserError(f"{run.name} is being started by another command: give yours again")
         if trial is not None:
             require_unchanged(trial)
+        former = run.config.read_bytes() if run.config.exists() else None
         write_config(run, config)
         began, before, attempt = time.time(), last_step(run.metrics), new_attempt(run)
         try:
@@ -58,6 +62,18 @@ def prepared(run: RunDirectory, config: RunConfig, trial: Trial | None = None) -
                     run, attempt, -signal.SIGINT, began, before, "interrupted before the trainer was started"
                 )
             raise
+        if former not in (None, run.config.read_bytes()) and _was_refused(run, attempt):
+            write_atomic(run.config, former)
+            shutil.rmtree(run.exit_mark(attempt).parent)
+
+
+def _was_refused(run: RunDirectory, attempt: int) -> bool:
+    """Whether a trainer ended with code 2 and no record: what it said is what the command says."""
+    try:
+        code = json.loads(run.exit_mark(attempt).read_text(encoding="utf-8"))["code"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return code == REFUSED and all(record.get("attempt") != attempt for record in last_records(run.metrics))
 
 
 @dataclass(frozen=True)
