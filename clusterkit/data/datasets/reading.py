@@ -73,7 +73,7 @@ def parse_mix(text: str) -> tuple[float, ...]:
         except ValueError:
             parts[name] = -1.0
         if not 0 <= parts[name] < float("inf"):
-            raise UserError(f"--trace-mix {text}: write parts such as cloze=20,fact=40,real=20,final=20")
+            raise UserError(f"--trace-mix {text}: write parts such as cloze=10,chain=20,fact=40,real=10,final=20")
     if not sum(parts.values()):
         raise UserError(f"--trace-mix {text}: at least one part must be more than 0")
     return tuple(parts[name] for name in MIXES)
@@ -92,10 +92,10 @@ def sizes_text(sizes: Sequence[int]) -> str:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Read `2,4,8`: numbers of documents, each at least 2. Raises UserError."""
+    """Read `2,4,8,16`: numbers of documents, each at least 2. Raises UserError."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) >= 2 for word in words):
-        raise UserError(f"--trace-documents {text}: write numbers of at least 2, such as 2,4,8")
+        raise UserError(f"--trace-documents {text}: write numbers of at least 2, such as 2,4,8,16")
     return tuple(map(int, words))
 
 
