@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from clusterkit.data.datasets.answers import is_person, number_word
+
 BLANK = "____"
 MOST_WORDS = 36
 """Words of a quoted sentence; a longer one is cut around its blank."""
@@ -32,13 +34,15 @@ def question_word(text: str, answer: str, blank: str, about: str = "") -> str:
         text: the sentence with `blank` where the answer stood.
         about: a text about the answer, where it is a title.
     """
-    before = re.findall(r"[\w'-]+", text.partition(blank)[0].lower())[-1:]
+    said, _, after = text.partition(blank)
+    before = re.findall(r"[\w'-]+", said.lower())[-1:]
     if answer[:1].isdigit():
-        return "what year" if _YEAR.fullmatch(answer) else "how many"
+        # What tells that it is a year may have been cut off.
+        return number_word(said, answer, after) or ("what year" if _YEAR.fullmatch(answer) else "how many")
     if about:
         return "who" if is_about_somebody(about) and " " in answer else "what"
-    if before and before[0] in _BEFORE_PEOPLE:
-        return "who"
+    if (is_person(answer) and not said.endswith("St. ")) or (before and before[0] in _BEFORE_PEOPLE):
+        return "whose" if answer.endswith(("'s", "\u2019s")) else "who"
     return "what place" if before and before[0] in _BEFORE_PLACES else "what"
 
 

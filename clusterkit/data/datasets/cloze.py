@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from clusterkit.data.datasets.answers import name_start, number_word
 from clusterkit.data.datasets.asking import BLANK, asked, asked_of, chained, clip, named, question_word
 from clusterkit.data.datasets.comparison import TEMPLATES, Comparisons
 from clusterkit.data.datasets.fact_questions import FactQuestions
@@ -35,10 +36,6 @@ _CALENDAR = frozenset(
     "January February March April May June July August September October November December "
     "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 )
-_FIRST_WORDS = frozenset(
-    "The A An In On At As By From Of To It Its He She His Her They Their This That These After Before During Since "
-    "When While With For And But".split()
-)
 _TITLE_ASKED = ("Which name fits the blank? “{}”", "Fill in the blank: “{}”", "Who or what is meant by the blank? “{}”")
 _IN_TITLE = (
     "In the article “{title}”, what fits the blank? “{text}”",
@@ -48,7 +45,7 @@ _CHAINED = (
     "Take what the blank stands for: “{first}” In the article about it, what follows the words “{cue}”?",
     "“{first}” The blank has an article of its own. What comes after “{cue}” there?",
 )
-_ASKING = ("About", "who", "what year", "how many", "what place", "something that", "X", BLANK)
+_ASKING = ("About", "who", "whose", "what year", "how many", "what place", "something that", "X", BLANK)
 WORDING = re.sub(r"{\w*}", "", " ".join((*_TITLE_ASKED, *_IN_TITLE, *_CHAINED, *TEMPLATES, *_ASKING)))
 """All that questions made by rule say of themselves, whatever they ask for."""
 
@@ -227,10 +224,11 @@ class Maker:
     def _find(self, sentence: str, number: int, own: str) -> list[Span]:
         found = list(self._mentions(sentence, number))
         for match in (*_NAME.finditer(sentence), *_NUMBER.finditer(sentence)):
-            start, end = match.span()
-            while (word := sentence[start:end].partition(" ")[0]) in _FIRST_WORDS:
-                start += len(word) + 1
+            end = match.end()
+            start = name_start(sentence, match.start(), end)
             text = sentence[start:end]
+            if text[:1].isdigit() and not number_word(sentence[:start], text, sentence[end:]):
+                continue
             if start >= end or (text[0].isupper() and " " not in text) or len(text.split()) > MOST_ANSWER_WORDS:
                 continue
             if _overlaps(start, end, found) or has_words(own, text) or has_words(text, own):
