@@ -118,7 +118,8 @@ def test_a_checkpoint_from_elsewhere_reads_with_lengths_that_its_context_window_
     document, *sections, _ = map(json.loads, done.stdout.splitlines())
     assert (document["tokens"], document["sections"], len(sections)) == (1200, -(-1200 // section), -(-1200 // section))
     assert max(one["memory_tokens"] for one in sections) <= memory
-    told = f"sections have at most {section} tokens, the memory {memory} and an answer 128, which its context window of 2048"
+    lengths = f"sections have at most {section} tokens, the memory {memory} and an answer 128"
+    told = f"{lengths}, which its context window of 2048"
     assert told in ask(run, "--model-path", model, "--question", "Who?", *settings, text="a").stderr
     refused = ask(
         run, "--model-path", model, "--question", "Who?", "--set", "agent.chunk_tokens=5000", text="a", code=2

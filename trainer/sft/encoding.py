@@ -72,7 +72,8 @@ class Encoder:
             self.misfits += 1
             self.misfit = self.misfit or str(error)
             return []
-        memory, rows = agent.prompts.no_memory, []
+        rows: list[Row] = []
+        memory = agent.prompts.no_memory
         for section, (written, left) in zip(prepared.chunks, self._memories(trace, prepared.chunks), strict=True):
             prompt = agent.prompts.update.fill({"problem": prepared.question, "memory": memory, "section": section})
             answer = encode(self.tokenizer, written)
