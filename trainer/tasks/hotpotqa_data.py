@@ -20,7 +20,8 @@ DOCUMENTS = "documents.jsonl"
 GENERATED = ("cloze", "chain", "comparison", "fact")
 """Sources of questions that `clusterkit data prepare reading` makes by rule."""
 HOW_TO_GET = (
-    "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder"
+    "To get it: clusterkit assets get hotpotqa. Data of your own: set task.path (eval: --data-path) to its folder, "
+    "which clusterkit data prepare reading --from FOLDER --out OUT makes of texts"
 )
 
 
