@@ -248,10 +248,13 @@ class SftRun(SteppedRun):
         self._tell(encoded)
         rows = encoded.rows
         if not rows:
-            raise UserError(
-                f"{self.examples.path}: every held-out answer needs more than {self.longest} tokens: raise "
-                "train.max_tokens_per_mb, or use a model with more context"
+            why, way = (
+                f"needs more than {self.longest} tokens",
+                "train.max_tokens_per_mb, or use a model with more context",
             )
+            if encoded.long_memories and not encoded.too_long:
+                why, way = "comes after a memory over agent.max_memory_tokens", "that"
+            raise UserError(f"{self.examples.path}: every held-out answer {why}: raise {way}")
         values = [value for logprobs in self.learner.logprobs(rows) for value in logprobs]
         tokens = sum(len(row.response_ids) for row in rows)
         loss = self.world.broadcast(-sum(values) / tokens)  # rank 0 has the values
