@@ -167,6 +167,25 @@ def test_an_interrupted_build_goes_on_with_the_first_part_that_is_missing(
     assert [path.name for path in tmp_path.glob(".out*")] == []
 
 
+def test_a_second_command_that_makes_the_same_folder_is_refused_and_the_first_one_finishes(tmp_path: Path) -> None:
+    file = write(tmp_path / "squad.jsonl", squad())
+    plan = make_plan("memalpha", [file], SHAPE, 0.25, 0, 1)
+    refusals: list[str] = []
+
+    def meanwhile(_: str) -> None:
+        with pytest.raises(UserError) as refused:
+            build(plan, tmp_path / "out", lambda _: None)
+        refusals.append(str(refused.value))
+
+    card = build(plan, tmp_path / "out", meanwhile)
+
+    assert card["outcome"] == "made"
+    assert refusals
+    assert all("is being made by another command: give yours again" in one for one in refusals)
+    assert build(plan, tmp_path / "out", lambda _: None)["outcome"] == "present"
+    assert [path.name for path in tmp_path.glob(".out*")] == []
+
+
 def test_what_differs_from_a_folder_that_is_there_is_named_as_it_is_typed(tmp_path: Path) -> None:
     out, file = tmp_path / "out", write(tmp_path / "a.jsonl", squad(10))
     prepare("memalpha", out, file)

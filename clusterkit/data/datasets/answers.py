@@ -47,7 +47,7 @@ _MONTH = (
     "(?:January|February|March|April|May|June|July|August|September|October|November|December|"
     "[Ss]pring|[Ss]ummer|[Aa]utumn|[Ff]all|[Ww]inter)"
 )
-_YEAR = re.compile(r"1\d{3}|20\d\d|2100")
+YEAR = re.compile(r"1\d{3}|20\d\d|2100")
 _BEFORE_YEARS = re.compile(
     r"\b(?:[Ii]n|(?<!population )(?<!total )(?<!elevation )(?<!capacity )(?<!height )(?<!number )[Oo]f|[Ss]ince|[Bb]y|"
     r"[Ff]rom|[Uu]ntil|[Dd]uring|[Bb]efore|[Aa]fter|[Bb]etween|[Ee]arly|[Ll]ate|[Mm]id|[Cc]irca|year) $|"
@@ -90,7 +90,7 @@ def number_word(before: str, number: str, after: str) -> str:
     following = re.match(r"(?: ([a-z][a-z-]*))?(?: ([a-z][a-z-]*))?", after)
     first, second = following.groups("") if following else ("", "")
     many = _is_plural(first) or (first.capitalize() not in FUNCTION_WORDS and _is_plural(second))
-    if _YEAR.fullmatch(number):
+    if YEAR.fullmatch(number):
         in_brackets = before.rfind("(") > before.rfind(")") and re.match(r" ?[),;\u2013-]", after)
         of_a_year = re.search(r"\b(?:[Aa]n?|[Tt]he|[Hh]is|[Hh]er|[Ii]ts|[Tt]heir) $", before) and re.match(
             r" [A-Za-z]", after

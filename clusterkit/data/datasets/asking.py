@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 
-from clusterkit.data.datasets.answers import is_person, number_word
+from clusterkit.data.datasets.answers import YEAR, is_person, number_word
 
 BLANK = "____"
 MOST_WORDS = 36
 """Words of a quoted sentence; a longer one is cut around its blank."""
-_YEAR = re.compile(r"1[0-9]{3}|20[0-9]{2}")
 _SOMEBODY = re.compile(r"\b(?:[Hh]e|[Ss]he|[Hh]is|[Hh]er)\b|\(born ")
 _BEFORE_PLACES = frozenset("in at near from outside around throughout across".split())
 _BEFORE_PEOPLE = frozenset(
@@ -38,7 +37,7 @@ def question_word(text: str, answer: str, blank: str, about: str = "") -> str:
     before = re.findall(r"[\w'-]+", said.lower())[-1:]
     if answer[:1].isdigit():
         # What tells that it is a year may have been cut off.
-        return number_word(said, answer, after) or ("what year" if _YEAR.fullmatch(answer) else "how many")
+        return number_word(said, answer, after) or ("what year" if YEAR.fullmatch(answer) else "how many")
     if about:
         return "who" if is_about_somebody(about) and " " in answer else "what"
     if (is_person(answer) and not said.endswith("St. ")) or (before and before[0] in _BEFORE_PEOPLE):

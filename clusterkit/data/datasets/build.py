@@ -10,7 +10,8 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from typing import Any
 from clusterkit.data.datasets.inputs import Input
 from trainer.errors import UserError
 from trainer.files import sha256, write_atomic
+from trainer.locks import HeldError, hold
 from trainer.staging import staged_folder
 
 PART_ROWS = 200
 CARD = "card.json"
-VERSION = 1
-"""Increase it when the same inputs give other rows: folders are then built again."""
+VERSIONS = {"reading": 2}
+"""Of a kind, 1 without: increase it when the same inputs give other rows, and folders of before are no more taken."""
 
 Say = Callable[[str], None]
 MakeRow = Callable[[int], dict[str, Any]]
@@ -57,7 +59,7 @@ class BuildPlan:
     @property
     def key(self) -> str:
         """Hash of all that the rows depend on."""
-        parts = [VERSION, self.kind, sorted((i.style, i.digest) for i in self.inputs), self.settings]
+        parts = [VERSIONS.get(self.kind, 1), self.kind, sorted((i.style, i.digest) for i in self.inputs), self.settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -80,8 +82,7 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
             "--force"
         )
     parts = out.parent / f".{out.name}.parts-{plan.key}"
-    parts.mkdir(parents=True, exist_ok=True)
-    with staged_folder(out, replace=True) as staging:
+    with _alone(parts, out), staged_folder(out, replace=True) as staging:
         files = {output.name: _write(output, parts, staging, say) for output in plan.outputs}
         card = {
             "kind": plan.kind,
@@ -96,6 +97,20 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
         write_atomic(staging / "README.md", card_text(card))
     shutil.rmtree(parts, ignore_errors=True)
     return {**card, "outcome": "made"}
+
+
+@contextmanager
+def _alone(parts: Path, out: Path) -> Iterator[None]:
+    parts.mkdir(parents=True, exist_ok=True)
+    with (parts / "lock").open("a+b") as lock:
+        try:
+            hold(lock)
+        except HeldError as error:
+            raise UserError(
+                f"{out} is being made by another command: give yours again when that has ended, or name another --out"
+            ) from error
+        parts.mkdir(exist_ok=True)  # that may have ended just now
+        yield
 
 
 def read_card(folder: Path) -> dict[str, Any] | None:
