@@ -29,7 +29,8 @@ def facts(folder: Path, steps: int, most: int = 14) -> dict[str, Any]:
     Kernels with the same name, its arguments apart, are one; `ms` is what they take in a step.
     """
     spans = []
-    for path in folder.glob("*.json.gz"):
+    # Of the newest trace: a folder may have those of earlier calls.
+    for path in sorted(folder.glob("*.json.gz"), key=lambda one: one.stat().st_mtime)[-1:]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
         spans += [

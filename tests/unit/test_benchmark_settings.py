@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import gpu_suite
 import memory_step
+import server_profile
 
 from trainer.config import RunConfig
 
@@ -46,6 +50,32 @@ def test_a_script_with_options_of_its_own_gets_settings_that_a_run_accepts(tmp_p
     config = accepted(memory_step.like(own, colocated=True, flags="--enable-metrics"), tmp_path)
     assert (config.rollout.batch_size, config.rollout.group_size, config.servers.flags) == (4, 2, ["--enable-metrics"])
     assert str(config.allocation) == "sglang[rollout]:d1|fsdp[actor]:d1"
+
+
+def test_a_profile_is_of_the_newest_trace_and_counts_what_runs_at_once_as_one_busy_gpu(tmp_path: Path) -> None:
+    def trace(name: str, when: int, milliseconds: float) -> None:
+        kernels = [("void gemm<a>(int)", 0.0, 0.6), ("void (anonymous namespace)::soft(int)", 0.5, 0.3)]
+        events = [
+            {
+                "cat": "kernel",
+                "name": kernel,
+                "ts": 1000 * (step + start) * milliseconds,
+                "dur": 1000 * long * milliseconds,
+            }
+            for step in range(4)
+            for kernel, start, long in kernels
+        ]
+        path = tmp_path / f"{name}-TP-0.trace.json.gz"
+        path.write_bytes(gzip.compress(json.dumps({"traceEvents": [*events, {"cat": "cpu_op", "dur": 1e9}]}).encode()))
+        os.utime(path, (when, when))
+
+    assert server_profile.facts(tmp_path, 4) == {}
+    trace("1", 200, 1.0)
+    trace("0", 100, 50.0)
+    found = server_profile.facts(tmp_path, 4)
+
+    assert found["kernels"] == [{"ms": 0.6, "name": "gemm<a>"}, {"ms": 0.3, "name": "soft"}]
+    assert (found["step_ms"], found["busy"], found["launches"]) == (0.95, 0.842, 2)
 
 
 def test_mathematics_is_a_workload_of_its_own(tmp_path: Path) -> None:
