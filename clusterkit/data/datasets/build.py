@@ -11,12 +11,13 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clusterkit.data.datasets.inputs import Input
+from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import sha256, write_atomic
 from trainer.locks import HeldError, hold
@@ -101,15 +102,18 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
 
 @contextmanager
 def _alone(parts: Path, out: Path) -> Iterator[None]:
-    parts.mkdir(parents=True, exist_ok=True)
-    with (parts / "lock").open("a+b") as lock:
-        try:
-            hold(lock)
-        except HeldError as error:
-            raise UserError(
-                f"{out} is being made by another command: give yours again when that has ended, or name another --out"
-            ) from error
-        parts.mkdir(exist_ok=True)  # that may have ended just now
+    with ExitStack() as stack:
+        with file_failures(parts, "choose a folder on another disk"):
+            parts.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((parts / "lock").open("a+b"))
+            try:
+                hold(lock)
+            except HeldError as error:
+                raise UserError(
+                    f"{out} is being made by another command: give yours again when that has ended, or name another "
+                    "--out"
+                ) from error
+            parts.mkdir(exist_ok=True)  # that may have ended just now
         yield
 
 
