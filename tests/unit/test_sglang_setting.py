@@ -205,6 +205,21 @@ class TestServer:
         found = subprocess.run(asked, capture_output=True, text=True, env={"PYTHONPATH": places}, check=True).stdout
         assert found.startswith("<function register")
 
+    def test_a_float32_output_layer_goes_without_copies_unless_sums_must_keep_their_order(
+        self, options: ServerOptions
+    ) -> None:
+        def layer(**mine: Any) -> str:
+            given = sglang_setting.setting(replace(options, **mine)).environment
+            return given.get("CLUSTERKIT_SGLANG_OUTPUT_LAYER", "SGLang's")
+
+        assert layer() == "exact"
+        assert layer(flags=("--disable-radix-cache", "--enable-tf32-matmul")) == "exact", "the cache is another matter"
+        assert layer(fp32_head=False) == "SGLang's"
+        assert layer(deterministic=True) == "SGLang's"
+        assert layer(flags=("--enable-deterministic-inference",)) == "SGLang's"
+        assert layer(env={"SGLANG_PLUGINS": "others"}) == "SGLang's"
+        assert layer(env={"PYTHONPATH": "/mine"}) == "SGLang's"
+
     @pytest.mark.parametrize(
         "mine",
         [
@@ -218,7 +233,7 @@ class TestServer:
     def test_a_user_who_chooses_the_cache_or_the_modules_is_left_alone(
         self, options: ServerOptions, mine: dict[str, Any]
     ) -> None:
-        assert "clusterkit" not in self.started(replace(options, **mine)).partition("PYTHONPATH")[0]
+        assert "--radix-cache-backend clusterkit" not in self.started(replace(options, **mine))
 
     def test_without_a_driver_that_answers_it_is_started_all_the_same(
         self, options: ServerOptions, tmp_path: Path

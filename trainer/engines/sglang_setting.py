@@ -52,6 +52,9 @@ _DELAYER = "--enable-prefill-delayer"
 _DELAY_SHARE = "0.1"
 """Of the responses that are being sampled: so many prompts are worth a pass."""
 
+_OUTPUT_LAYER = "CLUSTERKIT_SGLANG_OUTPUT_LAYER"
+"""Read by sglang_side, whose own name for it is OUTPUT_LAYER."""
+_DETERMINISTIC = "--enable-deterministic-inference"
 _CACHE = "--radix-cache-backend"
 # Options with which the cache of prefixes is another one, or must be SGLang's own.
 _CACHES = (_CACHE, "--disable-radix-cache", "--kv-cache-dtype", "--enable-int8-mamba-checkpoint")
@@ -86,21 +89,25 @@ def setting(options: ServerOptions) -> Setting:
     environment = compiler_environment(packages, known)
     compiles = has_compiler({**known, **environment})
     flags, reasons = choose(packages, look_at(options.gpus), compiles, options)
-    if packages.version in TRIED_VERSIONS and takes_cache(options):
-        flags += (_CACHE, "clusterkit")
-        reasons += ("SGLang's own cache of prefixes is slow once it is full of finished turns",)
+    if packages.version in TRIED_VERSIONS and takes_plugin(options):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SGLANG_SIDE), known.get("PYTHONPATH", ""))))
+        if names_of(options).isdisjoint(_CACHES):
+            flags += (_CACHE, "clusterkit")
+            reasons += ("SGLang's own cache of prefixes is slow once it is full of finished turns",)
+        if options.fp32_head and not options.deterministic and _DETERMINISTIC not in names_of(options):
+            environment[_OUTPUT_LAYER] = "exact"  # its sums have an order of their own
+            reasons += ("its float32 output layer would be copied in every step",)
     return Setting(flags, reasons, environment)
 
 
-def takes_cache(options: ServerOptions) -> bool:
-    """Whether a server gets the cache of sglang_side: not where the user chooses one, or which modules it finds."""
-    names = {word.partition("=")[0] for word in options.flags}
-    return (
-        names.isdisjoint(_CACHES)
-        and "SGLANG_PLUGINS" not in os.environ
-        and {"SGLANG_PLUGINS", "PYTHONPATH"}.isdisjoint(options.env)
-    )
+def takes_plugin(options: ServerOptions) -> bool:
+    """Whether a server gets sglang_side: not where the user chooses its plugins, or which modules it finds."""
+    return "SGLANG_PLUGINS" not in os.environ and {"SGLANG_PLUGINS", "PYTHONPATH"}.isdisjoint(options.env)
+
+
+def names_of(options: ServerOptions) -> set[str]:
+    """Options that the user's own flags name."""
+    return {word.partition("=")[0] for word in options.flags}
 
 
 def choose(
@@ -112,7 +119,7 @@ def choose(
     """
     flags: list[str] = []
     reasons: list[str] = []
-    names = {word.partition("=")[0] for word in options.flags}
+    names = names_of(options)
     if gpu.major is not None and _ATTENTION[0] in packages.options and names.isdisjoint(_ATTENTION):
         if gpu.major == HOPPER and packages.fa3:
             flags += [_ATTENTION[0], "fa3"]

@@ -1,15 +1,20 @@
-"""What runs inside SGLang's schedulers: its cache of prefixes makes room for more than the next step at a time.
+"""What runs inside SGLang: a cache of prefixes that makes room in pieces, a float32 output layer without copies.
 
 SGLang 0.5.17 evicts what the next step of decoding lacks, a few hundred tokens, and lists and orders all evictable
 leaves of its tree for that. Every finished turn of a memory agent leaves a leaf that nobody asks for again, so a long
 evaluation or a large step fills the cache with thousands of them; the lists, and Python's garbage collector, which they
 call over all that the scheduler holds, then take several times as long as decoding
-(benchmarks/cache_eviction.py). The folder of this file is on the server's PYTHONPATH and holds nothing else; the
-entry point beside it is how SGLang finds its plugins.
+(benchmarks/cache_eviction.py). Its float32 output layer (--enable-fp32-lm-head) copies the layer's weights into
+float32 in every step, a tenth of a step of decoding where the model is small and its vocabulary large.
+
+The folder of this file is on the server's PYTHONPATH and holds nothing else; the entry point beside it is how SGLang
+finds its plugins.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +24,15 @@ PIECES = 32
 """A piece is this part of what can be evicted: the least recently used three percent go early, and the order of all is
 found once for some hundred steps.
 """
+OUTPUT_LAYER = "CLUSTERKIT_SGLANG_OUTPUT_LAYER"
+"""Environment variable: "exact" for products of 16-bit numbers that are summed in float32, else SGLang's own layer."""
 
 
 def register() -> None:
     """Make the cache known to SGLang: the one that it would have made, in pieces where that is the plain one.
 
-    Called in each of its processes.
+    And put the output layer in the place of SGLang's, where the environment asks for it. Called in each of its
+    processes.
     """
     from sglang.srt.mem_cache import registry  # noqa: PLC0415 (SGLang's Python alone)
     from sglang.srt.mem_cache.radix_cache import RadixCache  # noqa: PLC0415
@@ -34,6 +42,11 @@ def register() -> None:
         return evict_in_pieces(cache) if type(cache) is RadixCache else cache
 
     registry.register_radix_cache_backend(NAME, make)
+    if os.environ.get(OUTPUT_LAYER) == "exact":
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+
+        target = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
+        HookRegistry.register(target, output_layer, HookType.AROUND)
 
 
 def evict_in_pieces(cache: Any) -> Any:
@@ -46,3 +59,34 @@ def evict_in_pieces(cache: Any) -> Any:
 
     cache.evict = evict_piece
     return cache
+
+
+def output_layer(computed: Callable[..., Any], self: Any, hidden: Any, layer: Any, *others: Any, **more: Any) -> Any:
+    """Return scores [tokens, vocabulary] in float32 of states and weights in bfloat16 or float16.
+
+    A product of two such numbers is a float32, and cuBLAS sums them as float32: the same numbers as of the copies, but
+    for the order of sums. `computed` is SGLang's own, for all other layers (LoRA, quantised, in float32, on a CPU).
+    """
+    import torch  # noqa: PLC0415 (SGLang's Python alone)
+
+    weight = getattr(layer, "weight", None)
+    if (
+        not self.use_fp32_lm_head
+        or not isinstance(weight, torch.Tensor)
+        or not weight.is_cuda
+        or weight.dtype not in (torch.bfloat16, torch.float16)
+        or hidden.dtype != weight.dtype
+        or hidden.dim() != 2
+        or not hidden.numel()
+        or hasattr(layer, "set_lora")
+        or is_quantised(layer)
+    ):
+        return computed(self, hidden, layer, *others, **more)
+    return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+
+
+def is_quantised(layer: Any) -> bool:
+    """Whether SGLang computes the layer by its quantisation's method."""
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method  # noqa: PLC0415
+
+    return bool(should_apply_lm_head_quant_method(layer, getattr(layer, "quant_method", None)))
