@@ -139,19 +139,19 @@ def test_without_a_document_there_is_the_last_turn_alone(tmp_path: Path) -> None
 
 
 def test_a_whole_memory_leaves_out_what_misleads_where_it_would_be_too_long(tmp_path: Path) -> None:
-    found = MISLED["distractors"][:2]
-    gold, others = ([f"{title}: {sentence}" for title, sentence in pairs] for pairs in (MISLED["evidence"], found))
+    found, evidence = MISLED["distractors"][:2], MISLED["evidence"][1:]
+    gold, others = ([f"{title}: {sentence}" for title, sentence in pairs] for pairs in (evidence, found))
 
     def read(limit: int) -> tuple[Encoder, list[str], str]:
         encoder = Encoder(config(max_memory_tokens=limit), TOKENIZER)
-        rows = encoder.rows(example(tmp_path, **{**MISLED, "context": "", "distractors": found}), 0)
+        rows = encoder.rows(example(tmp_path, **{**MISLED, "context": "", "evidence": evidence, "distractors": found}), 0)
         return encoder, texts(rows), TOKENIZER.decode(rows[0].prompt_ids) if rows else ""
 
     bare = len("\n".join(gold))
     _, answers, prompt = read(bare + 1 + len(others[0]) + 1)
     assert answers == ["\\boxed{Hull}"]
     assert all(line in prompt for line in (*gold, others[0]))
-    assert others[1] not in prompt, "a memory has up to three sentences"
+    assert others[1] not in prompt, "a memory has up to two sentences"
     _, answers, prompt = read(bare + 1 + len(others[0]))
     assert answers == ["\\boxed{Hull}"]
     assert all(line in prompt for line in gold)
@@ -161,9 +161,9 @@ def test_a_whole_memory_leaves_out_what_misleads_where_it_would_be_too_long(tmp_
 
 
 def test_places_in_a_whole_memory_do_not_tell_what_misleads() -> None:
-    memories = [whole_memory([("A", f"a {n}"), ("B", f"b {n}")], [("C", f"c {n}")]).split("\n") for n in range(50)]
+    memories = [whole_memory([("A", f"a {n}")], [("C", f"c {n}")]).split("\n") for n in range(50)]
 
-    assert {next(place for place, line in enumerate(lines) if line[0] == "C") for lines in memories} == {0, 1, 2}
+    assert {next(place for place, line in enumerate(lines) if line[0] == "C") for lines in memories} == {0, 1}
     assert whole_memory([("A", "a"), ("B", "b")]) == "A: a\nB: b"
     assert whole_memory([]) == "none so far"
 
@@ -195,10 +195,10 @@ def test_what_misleads_stands_in_the_memory_that_is_shown_and_is_never_added(tmp
     assert turns == [
         ("Bob Ash", "No previous memory", "none so far"),
         ("Ann Peel", bob, bob),
-        ("Ann Ash", f"{bob}\n{peel}", f"{bob}\n{peel}\n{ash}"),
-        ("The Oaks", f"{bob}\n{peel}\n{ash}", f"{bob}\n{peel}\n{ash}"),
-        ("The Elms", f"{peel}\n{ash}\n{oaks}", f"{ash}\n{oaks}\n{elms}"),
-        ("answer", f"{ash}\n{oaks}\n{elms}", "\\boxed{Hull}"),
+        ("Ann Ash", f"{bob}\n{peel}", f"{peel}\n{ash}"),
+        ("The Oaks", f"{peel}\n{ash}", f"{peel}\n{ash}"),
+        ("The Elms", f"{ash}\n{oaks}", f"{ash}\n{elms}"),
+        ("answer", f"{ash}\n{elms}", "\\boxed{Hull}"),
     ]
 
 
@@ -213,8 +213,10 @@ def test_distractors_leave_a_memory_that_would_be_too_long_the_last_of_the_list_
 
     kept = (MISLED["evidence"][0], *MISLED["distractors"][:2])
     ash, oaks, peel = (f"{title}: {sentence}" for title, sentence in kept)
-    encoder, memories = read(len(f"{ash}\n{oaks}") + 1)
-    assert memories[3:5] == [f"{peel}\n{ash}", f"{ash}\n{oaks}"], "Bob Ash, then Ann Peel are dropped"
+    _, memories = read(len(f"{ash}\n{oaks}") + 1)
+    assert memories[3:5] == [f"{peel}\n{ash}", f"{ash}\n{oaks}"]
+    encoder, memories = read(len(f"{ash}\n{peel}") + 1)
+    assert memories[3:5] == [f"{peel}\n{ash}", ash], "The Oaks has a place, and does not fit"
     assert encoder.long_memories == 0
     encoder, memories = read(len(ash) + 1)
     assert memories[-1] == ash, "both sentences of gold do not fit: neither this memory nor the answer is learned"
@@ -300,7 +302,8 @@ def test_another_agent_cannot_learn_from_traces(tmp_path: Path) -> None:
 
 def test_a_model_built_from_nothing_knows_every_word_of_a_trace(tmp_path: Path) -> None:
     elm = {"context": f"{CONTEXT}\n\nDocument 3:\nElm\nElm is a tree.", "distractors": [("Elm", "Elm is a tree.")]}
-    file = write(tmp_path / "t.jsonl", {**LINE, **elm}, {**LINE, **elm, "problem": "other"})
+    one = {**LINE, **elm, "evidence": [ROSE]}
+    file = write(tmp_path / "t.jsonl", one, {**one, "problem": "other"})
     limits = ["agent.chunk_tokens=8", "agent.max_memory_tokens=24", "agent.max_question_tokens=8"]
     size = ["model.tiny.hidden_size=32", "model.tiny.intermediate_size=64"]
     files = [f"task.path={file}", f"cache_dir={tmp_path}"]
@@ -313,5 +316,5 @@ def test_a_model_built_from_nothing_knows_every_word_of_a_trace(tmp_path: Path) 
     assert len(rows) == 10
     assert not any(tokenizer.unk_token_id in row.prompt_ids + row.response_ids for row in rows)
     memory = tokenizer.decode(rows[3].response_ids[:-1])
-    assert memory.split() == "Oak: Oak lies on the Ouse. Rose: Rose was born in Oak.".split()
+    assert memory.split() == "Rose: Rose was born in Oak.".split()
     assert "Elm: Elm is a tree." in tokenizer.decode(rows[4].prompt_ids)

@@ -14,7 +14,7 @@ _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"“])(?:[A-Z]|(?:[A-Za-z]\.)+[A-Za-z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|No|vs|Prof|Gen|Col|Lt|Sgt|Capt|Rev|Gov|Sen|"
     r"Rep|Inc|Ltd|Co|Corp|Mt|Ft|approx|ca|c)\.$"
 )
-MOST_SENTENCES = 3
+MOST_SENTENCES = 2
 """Of a memory that has sentences that mislead, too."""
 WORD = re.compile(r"\w+(?:[\u2019'.&-]\w+)*")
 _IN_BRACKETS = re.compile(r"\s*\([^)]*\)$")
