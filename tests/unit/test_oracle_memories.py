@@ -144,7 +144,8 @@ def test_a_whole_memory_leaves_out_what_misleads_where_it_would_be_too_long(tmp_
 
     def read(limit: int) -> tuple[Encoder, list[str], str]:
         encoder = Encoder(config(max_memory_tokens=limit), TOKENIZER)
-        rows = encoder.rows(example(tmp_path, **{**MISLED, "context": "", "evidence": evidence, "distractors": found}), 0)
+        changes = {"context": "", "evidence": evidence, "distractors": found}
+        rows = encoder.rows(example(tmp_path, **{**MISLED, **changes}), 0)
         return encoder, texts(rows), TOKENIZER.decode(rows[0].prompt_ids) if rows else ""
 
     bare = len("\n".join(gold))
