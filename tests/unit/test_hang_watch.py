@@ -122,9 +122,28 @@ def test_a_request_at_which_one_server_after_the_other_hangs_ends_the_run(tmp_pa
                 errors = await asyncio.gather(*jobs, return_exceptions=True)
         assert {type(error) for error in errors} == {HangsServersError}
         told = str(errors[0])
-        assert told.startswith("2 times in a row an engine server hung at the same request, and none was answered")
+        assert told.startswith(
+            "2 times in a row an engine server hung at the same request, and none was answered between."
+        )
         assert "At the last one, s2, these tasks were under way: math-0, math-1, " in told
         assert "math-7 and 2 more. Look for the cause in the servers' logs" in told
+
+    scenario(tmp_path, body)
+
+
+def test_it_ends_the_run_after_more_servers_where_each_answers_others_before(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        rig.pool.hangs_allowed, rig.pool.patience = 1, 60.0
+        bad = asyncio.create_task(rig.engine.generate([5], PARAMS, key="math-3"))
+        async with watched(rig):
+            for number in range(4):
+                assert not bad.done()
+                server = await rig.add(HangsAt(Hang()))
+                await rig.started(number, 1)
+                await rig.engine.generate([6], PARAMS)
+                await until(lambda server=server: bool(server.problem))
+            with pytest.raises(HangsServersError, match=r"^4 times an engine server hung at the same request\. At the"):
+                await bad
 
     scenario(tmp_path, body)
 

@@ -32,6 +32,8 @@ KEYS_KEPT = 1 << 16
 """Keys whose server is remembered."""
 NAMED = 8
 """Tasks that an error names."""
+BUSY = 3
+"""Times as many hangs at one request end a run although others were answered between: one that has bad luck is done."""
 WAIT_SECONDS = 0.2
 LAGGED = 0.2
 """A connection that was not made in time counts for nothing where this process was kept from it for so much of that."""
@@ -131,7 +133,7 @@ class ServerPool:
         self.patience = 0.0
         """Seconds that a request waits for them before it fails; 0: it fails at once."""
         self.hangs_allowed = 0
-        """Servers that may hang at one request in a row, while no request is answered; 0: without end."""
+        """Servers that may hang at one request, while no request is answered, or `BUSY` times as many; 0: any."""
         self.answers = 0
         self._homes: OrderedDict[str, Server] = OrderedDict()
         self._choices = 0
@@ -235,11 +237,11 @@ class ServerPool:
         Raises:
             RefusedError: the server refused the request.
             EngineGoneError: none is left, and none came within `patience`.
-            HangsServersError: more than `hangs_allowed` have hung at it.
+            HangsServersError: more than `hangs_allowed` have hung at it in a row, or `BUSY` times as many in all.
             EngineError: all tries failed.
         """
         avoid: Server | None = None
-        failures = hangs = 0
+        failures = hangs = in_a_row = 0
         answers = self.answers
         while True:
             enough = await self.enough()
@@ -261,9 +263,14 @@ class ServerPool:
             except (ServerLostError, ServerFailedError) as error:
                 failures += 1
                 if server.hangs:
-                    hangs, answers = hangs + 1 if self.answers == answers else 1, self.answers
-                    if 0 < self.hangs_allowed < hangs:
-                        raise _hangs_servers(server, hangs) from error
+                    hangs += 1
+                    in_a_row, answers = in_a_row + 1 if self.answers == answers else 1, self.answers
+                    told = "an engine server hung at the same request"
+                    if 0 < self.hangs_allowed < in_a_row:
+                        told = f"{in_a_row} times in a row {told}, and none was answered between"
+                        raise _hangs_servers(server, told) from error
+                    if 0 < self.hangs_allowed < hangs / BUSY:
+                        raise _hangs_servers(server, f"{hangs} times {told}") from error
                 if isinstance(error, ServerLostError) and not await self.healthy(server):
                     server.discard(str(error))
                     await self._reason(server)
@@ -394,15 +401,14 @@ class _Connections:
             await session.close()
 
 
-def _hangs_servers(server: Server, hangs: int) -> HangsServersError:
+def _hangs_servers(server: Server, hangs: str) -> HangsServersError:
     names = sorted(key or "(without a name)" for key in server.hung_at)
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return HangsServersError(
-        f"{hangs} times in a row an engine server hung at the same request, and none was answered between. At the last "
-        f"one, {server.name}, these tasks were under way: {', '.join(names[:NAMED])}{more}. Look for the cause in the "
-        "servers' logs; change servers.flags or the engine's version, leave the task out of the data, or raise "
-        "servers.hang_seconds where such a turn only takes long. The newest recover checkpoint is kept: the same "
-        "command goes on from it"
+        f"{hangs}. At the last one, {server.name}, these tasks were under way: {', '.join(names[:NAMED])}{more}. Look "
+        "for the cause in the servers' logs; change servers.flags or the engine's version, leave the task out of the "
+        "data, or raise servers.hang_seconds where such a turn only takes long. The newest recover checkpoint is kept: "
+        "the same command goes on from it"
     )
 
 
