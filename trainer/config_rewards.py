@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from trainer.config_choice import Choice, OwnSection, Section
 class RewardConfig(Section):
     """What every reward has."""
 
+    score_name: ClassVar[str] = "accuracy"
+    """What people call the mean over held-out tasks; records keep it under `accuracy`, whatever its name."""
     name: str
     """boxed: 1 where the content of the last \\boxed{} is a gold answer, else 0. f1: SQuAD's F1 of words with the gold
     answer, of the whole answer where none is marked, for models too small to keep a format. found: 1 where a gold
@@ -49,6 +51,7 @@ class BoxedConfig(RewardConfig):
 class F1Config(RewardConfig):
     """Shared words."""
 
+    score_name = "F1"
     name: Literal["f1"] = "f1"
 
 
@@ -67,6 +70,7 @@ class MathRewardConfig(RewardConfig):
 class ReadingRewardConfig(BonusRewardConfig):
     """Shared words, and a bonus for memories that hold a gold answer."""
 
+    score_name = "F1"
     name: Literal["reading"] = "reading"
 
 
@@ -78,6 +82,8 @@ class MemalphaRewardConfig(MemoryRewardConfig):
 
 class OwnRewardConfig(OwnSection, MemoryRewardConfig, BonusRewardConfig):
     """A reward of the user's own, which may build on any of ours."""
+
+    score_name = "score"
 
 
 OurRewardConfig = BoxedConfig | F1Config | FoundConfig | MathRewardConfig | ReadingRewardConfig | MemalphaRewardConfig

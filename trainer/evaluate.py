@@ -1,5 +1,5 @@
 """Held-out evaluation by the agent loop on tasks that are never trained on, and the closing table of a run:
-accuracy before and after, at greater lengths, and with the memory blanked.
+the score before and after, at greater lengths, and with the memory blanked.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class EvalSpec:
 class EvalResult:
     """Result of an evaluation; failed trajectories count as wrong.
 
-    accuracy: mean reward, or what the reward counts in its place (r1 of a memory).
+    accuracy: mean reward, or what the reward counts in its place (r1 of a memory); people are told it as the reward's
+        `score_name`.
     interval: bounds of its 95 % interval, by the bootstrap over tasks.
     metrics: means of the QA metrics, or of the reward's own.
     sampled_accuracy: accuracy at the training temperature, where it was measured beside the greedy one.

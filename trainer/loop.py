@@ -230,6 +230,7 @@ class TrainingRun(SteppedRun):
             trained_chunks=trained_chunks(self.config),
             trained_documents=getattr(self.source, "trained_documents", None),
             chance=getattr(self.source, "chance", None),
+            score_name=self.config.reward.score_name,
             table=closing_table(self.paths.logs, results),
             **summary_facts(self.paths),
         )
@@ -291,6 +292,7 @@ class TrainingRun(SteppedRun):
             chunks=line.chunks,
             documents=line.documents,
             blank_memory=line.blank_memory,
+            score_name=self.config.reward.score_name,
             accuracy=result.accuracy,
             **result.record(),
         )
@@ -298,5 +300,6 @@ class TrainingRun(SteppedRun):
         what = ", ".join(f"{number} {unit}" for unit, number in lengths.items() if number) or "training lengths"
         blank = ", memory blanked" if line.blank_memory else ""
         self.monitor.info(
-            f"Evaluation {name} ({what}{blank}): accuracy {result.accuracy:.4f} on {result.num_tasks} tasks."
+            f"Evaluation {name} ({what}{blank}): {self.config.reward.score_name} {result.accuracy:.4f} "
+            f"on {result.num_tasks} tasks."
         )

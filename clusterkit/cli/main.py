@@ -38,7 +38,7 @@ COMMANDS = {
     "ask": Command("clusterkit.cli.ask", "Have a checkpoint read text files with a memory, and answer a question."),
     "eval": Command("clusterkit.cli.eval", "Score a checkpoint on mathematics and memory suites."),
     "status": Command("clusterkit.cli.status", "Show how a run is doing: step, reward trend, ETA, checkpoints."),
-    "runs": Command("clusterkit.cli.runs", "List all runs: state, step, reward, accuracy, settings that differ."),
+    "runs": Command("clusterkit.cli.runs", "List all runs: state, step, reward, held-out score, settings that differ."),
     "stop": Command("clusterkit.cli.stop", "End a training: a recover checkpoint first; it can go on later."),
     "logs": Command("clusterkit.cli.logs", "Print a run's log, and go on printing it."),
     "serve": Command("clusterkit.cli.serve", "Engine servers of a run: list them, add one while it trains, end one."),

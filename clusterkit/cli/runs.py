@@ -39,13 +39,14 @@ def runs(
         "time",
         "--sort",
         metavar="KEY",
-        help="By time (the newest last), name, state, step, reward, accuracy, loss (the best first), or a setting.",
+        help="By time (the newest last), name, state, step, reward, accuracy (or F1, or score), loss (the best "
+        "first), or a setting.",
     ),
     reverse: bool = typer.Option(False, "--reverse", help="The other way round."),
     last: int | None = typer.Option(None, "--last", min=1, metavar="N", help="Only the N newest of them."),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """List all your runs: state, step, reward, accuracy, and the settings in which they differ.
+    """List all your runs: state, step, reward, held-out score, and the settings in which they differ.
 
     It goes to the current cluster (clusterkit use), without one to this machine; --here, --cluster NAME and
     --fileroot FOLDER say which. --experiment and --trial may be patterns, such as 'tiny-*'. The runs of others are

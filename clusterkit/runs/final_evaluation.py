@@ -1,4 +1,4 @@
-"""The final evaluation of a run: held-out accuracy before and after, the time, and the checkpoint."""
+"""The final evaluation of a run: held-out scores before and after, the time, and the checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from clusterkit.common.text_plot import duration, shares
 from clusterkit.runs.directory import RunDirectory
+from clusterkit.runs.log.metrics import score_name
 
 
 def read_summary(run: RunDirectory) -> dict[str, Any] | None:
@@ -65,7 +66,8 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
         return [("nothing was held out to evaluate on; clusterkit eval scores the checkpoint", "", "")]
     lengths = any(row.get("chunks") for row in rows)
     intervals = any(row.get("documents") for row in rows)
-    found = [("held-out accuracy" + (f" ({tasks} tasks, greedy)" if tasks else " (greedy)"), "before", "after")]
+    counted = f"{tasks} tasks, greedy" if tasks else "greedy"
+    found = [(f"held-out {score_name(summary)} ({counted})", "before", "after")]
     for row in rows:
         values = [_percent(row.get(name)) + (_interval(row, name) if intervals else "") for name in ("before", "after")]
         found.append((_label(row, trained, documents), values[0], values[1]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterkit.common.text_plot import iso_time
 from clusterkit.runs.directory import RunDirectory, runs
-from clusterkit.runs.log.metrics import History, newest_history, number
+from clusterkit.runs.log.metrics import History, newest_history, number, score_name
 from clusterkit.runs.slurm.queue import was_submitted
 from clusterkit.runs.status import ENDED, Status, observe
 from clusterkit.runs.train_command import recorded_command
@@ -37,6 +37,7 @@ class RunOverview:
     reward: float | None = None  # task_reward of its last step
     loss: float | None = None  # of its last held-out evaluation, or of its last step, where it learns from examples
     accuracy: float | None = None  # of its last held-out evaluation, 0…1
+    score_name: str | None = None  # what that is: accuracy, F1 or score; None without an evaluation
     started: float | None = None  # Unix seconds of its last start
     last_record: float | None = None  # Unix seconds of its newest record
     settings: dict[str, Any] = field(default_factory=dict)  # its configuration, by dotted key
@@ -68,6 +69,7 @@ class RunOverview:
             "reward": self.reward,
             "loss": self.loss,
             "accuracy": self.accuracy,
+            "score_name": self.score_name,
             "started": None if self.started is None else iso_time(self.started),
             "last_record": None if self.last_record is None else iso_time(self.last_record),
             "settings": {key: self.settings[key] for key in keys if key in self.settings},
@@ -118,7 +120,7 @@ def overview(run: RunDirectory, now: float, *, ask_queue: bool = True) -> RunOve
     last = history.steps[-1] if history.steps else {}
     measured = history.held_out[-1] if history.held_out else {}
     stats = last.get("stats") or {}
-    loss = number(measured, "loss")
+    loss, accuracy = number(measured, "loss"), number(measured, "accuracy")
     return RunOverview(
         run,
         seen.state,
@@ -128,7 +130,8 @@ def overview(run: RunDirectory, now: float, *, ask_queue: bool = True) -> RunOve
         seen.eta if seen.alive else None,
         number(stats, "task_reward"),
         number(stats, "loss") if loss is None else loss,
-        number(measured, "accuracy"),
+        accuracy,
+        None if accuracy is None else score_name(measured),
         started,
         history.last_time,
         settings,

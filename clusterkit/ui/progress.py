@@ -15,8 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterkit.common.text_plot import count, duration, shares, size, sparkline
-from clusterkit.runs.log.metrics import History, Record, number
-from clusterkit.ui.run_status import is_supervised, measured_text, warmup_label, warmup_text
+from clusterkit.runs.log.metrics import History, Record, number, score_name
+from clusterkit.ui.run_status import (
+    held_out_label,
+    is_supervised,
+    labelled_text,
+    measured_text,
+    warmup_label,
+    warmup_text,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,7 +118,7 @@ def live_lines(history: History, now: float) -> list[str]:
     if not history.steps:
         if history.warmup:
             return [f"{warmup_label(history.warmup):<11}  {warmup_text(history.warmup, counted=False)}"]
-        doing = "measuring held-out accuracy before the first step" if history.attempts else "loading the trainer"
+        doing = "measuring held-out tasks before the first step" if history.attempts else "loading the trainer"
         return [f"starting     {doing}"]
     last = history.steps[-1]
     lines = [
@@ -121,8 +128,8 @@ def live_lines(history: History, now: float) -> list[str]:
     ]
     if measured := history.held_out:
         shown = measured if len(measured) <= SHOWN_EVALUATIONS else [measured[0], *measured[1 - SHOWN_EVALUATIONS :]]
-        told = [f"step {one.get('global_step', '?')} {measured_text(one).removeprefix('accuracy ')}" for one in shown]
-        lines.append(f"held-out     {' → '.join(told)}")
+        told = [f"step {one.get('global_step', '?')} {labelled_text(one)}" for one in shown]
+        lines.append(f"{held_out_label(measured[-1]):<11}  {' → '.join(told)}")
     speed = f"{count(number(last, 'tokens_per_s'))} tokens/s, {duration(history.step_time())} a step"
     split = shares(history.time_split())
     lines.append(f"speed        {speed}{': ' + split if split else ''}")
@@ -131,7 +138,8 @@ def live_lines(history: History, now: float) -> list[str]:
         age = duration(max(now - (number(recover, "time") or now), 0.0))
         lines.append(f"recover      checkpoint after step {recover.get('global_step', '?')}, {age} ago")
     if history.is_closing:
-        lines.append(f"closing      measuring held-out accuracy, {history.closing_lines} lines of the table done")
+        name = score_name(*measured[-1:])
+        lines.append(f"closing      measuring held-out {name}, {history.closing_lines} lines of the table done")
     return lines
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from clusterkit.common.text_plot import count, duration, shares, size, sparkline
 from clusterkit.config.fields import setting_text
 from clusterkit.runs.diagnose.view import Explanation, explain
-from clusterkit.runs.log.metrics import Record, number
+from clusterkit.runs.log.metrics import Record, number, score_name
 from clusterkit.runs.status import Status
 
 SHOWN_WARNINGS = 3
@@ -33,7 +33,8 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
         if values := history.stat(name):
             rows.append((name, f"{values[-1]:.3f}  {sparkline(values)}  (first {values[0]:.3f})"))
     if history.held_out:
-        rows.append(("held-out", _evaluation(history.held_out[-1])))
+        latest = history.held_out[-1]
+        rows.append((held_out_label(latest), _evaluation(latest)))
     if history.steps:
         speed = f"{count(number(history.steps[-1], 'tokens_per_s'))} tokens/s, {duration(history.step_time())} a step"
         rows.append(("speed", speed))
@@ -127,11 +128,22 @@ def warmup_text(record: Record, *, counted: bool = True) -> str:
 
 
 def measured_text(record: Record) -> str:
-    """Return the accuracy of an evaluation, or the loss if the run learns from given answers."""
+    """Return the score of an evaluation with its name, or the loss if the run learns from given answers."""
     loss, accuracy = number(record, "loss"), number(record, "accuracy")
     if loss is not None:
         return f"loss {loss:.3f}"
-    return "accuracy ?" if accuracy is None else f"accuracy {accuracy:.1%}"
+    return f"{score_name(record)} {'?' if accuracy is None else f'{accuracy:.1%}'}"
+
+
+def held_out_label(record: Record) -> str:
+    """Return the label of held-out scores, which names those that are no accuracy."""
+    name = score_name(record)
+    return "held-out" if name == "accuracy" else f"held-out {name}"
+
+
+def labelled_text(record: Record) -> str:
+    """Return `measured_text` for a place whose label names the score."""
+    return measured_text(record).removeprefix(f"{score_name(record)} ")
 
 
 def _state(status: Status) -> str:
@@ -166,8 +178,9 @@ def _step(status: Status) -> str:
 
 
 def _evaluation(record: Record) -> str:
-    shown = measured_text(record).removeprefix("accuracy ")
-    return f"{shown} of {record.get('num_tasks', '?')} tasks after step {record.get('global_step', '?')}"
+    share = "of" if score_name(record) == "accuracy" else "on"  # a share of the tasks, or a mean over them
+    shown = f"{labelled_text(record)} {share} {record.get('num_tasks', '?')} tasks"
+    return f"{shown} after step {record.get('global_step', '?')}"
 
 
 def _checkpoint(facts: dict[str, Any]) -> str:

@@ -65,17 +65,29 @@ def value_text(value: Any) -> str:
 
 
 def _facts(listed: Sequence[RunOverview], *, empty: bool = False) -> list[list[str]]:
-    """Return the columns that all runs have, with those that any of them has a value for, or with all of them."""
+    """Return the columns that all runs have, with those that any of them has a value for, or with all of them.
+
+    empty: for a pipe, where the columns and their names are always the same.
+    """
+    scores = {one.score_name for one in listed if one.score_name}
+    mixed = len(scores) > 1 and not empty  # then each run says what its score is
+    score = "accuracy" if empty else "score" if mixed else next(iter(scores), "accuracy")
     rows = {
         "state": [one.state for one in listed],
         "step": [f"{one.global_step}/{one.total_steps or '?'}" for one in listed],
         "left": ["" if one.eta is None else duration(one.eta) for one in listed],
         "reward": [_number(one.reward) for one in listed],
         "loss": [_number(one.loss) for one in listed],
-        "accuracy": ["" if one.accuracy is None else f"{one.accuracy:.1%}" for one in listed],
+        score: [_score(one, named=mixed) for one in listed],
     }
     kept = {name: cells for name, cells in rows.items() if empty or any(cells)}
     return [list(kept), *([cell or NOTHING for cell in row] for row in zip(*kept.values(), strict=True))]
+
+
+def _score(one: RunOverview, *, named: bool) -> str:
+    if one.accuracy is None:
+        return ""
+    return f"{one.score_name} {one.accuracy:.1%}" if named else f"{one.accuracy:.1%}"
 
 
 def _number(value: float | None) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 from commandline import run_clusterkit
 from runs import SHORT_WARMUP, Forks, NewTrial, Trial
 
+from clusterkit.runs.final_evaluation import read_summary, summary_lines
 from clusterkit.runs.trace.heldout import heldout_tasks
 from clusterkit.runs.trials import choose_trial
 
@@ -31,6 +33,21 @@ def test_a_run_shows_how_its_memory_changed_at_each_section_before_and_after_tra
         assert f"section {gold.places[0].section} of {len(task.sections)}, with [1]" in text
     page = clusterkit(reference, "report", "--out", "-").stdout
     assert all(f'"text":"{task.gold[0].sentence}"' in page for task in tasks)
+
+
+def test_what_a_run_measures_is_told_under_its_own_name(reference: Trial, forks: Forks, new_trial: NewTrial) -> None:
+    shared = new_trial(reward={"name": "f1"}, **SHORT_WARMUP)
+    shared.change(**{"train.total_steps": 1, "eval.num_tasks": 4})
+    assert forks.run(shared) == 0, shared.said()
+
+    for trial, name in ((reference, "accuracy"), (shared, "F1")):
+        log = (trial.paths.logs / "main.log").read_text()
+        told = re.findall(r"Evaluation (before|after) \(training lengths\): (\S+) \d", log)
+        assert told == [("before", name), ("after", name)]
+        assert {one["score_name"] for one in trial.records("eval")} == {name}
+        summary = read_summary(choose_trial(trial.config, named_by_user=True).run)
+        assert summary is not None
+        assert summary_lines(summary)[0].startswith(f"held-out {name} (4 tasks, greedy)")
 
 
 def test_a_run_may_keep_none_and_go_on_with_some(forks: Forks, new_trial: NewTrial) -> None:

@@ -136,6 +136,7 @@ def _order(sort: str) -> Callable[[list[RunOverview]], list[RunOverview]]:
         return list
     if sort in _TEXTS:
         return lambda listed: sorted(listed, key=_TEXTS[sort])
+    sort = {"F1": "accuracy", "score": "accuracy"}.get(sort, sort)  # as the column may be called
     if sort in _NUMBERS:
         of = _NUMBERS[sort]
         return lambda listed: sorted(listed, key=lambda one: -_comparable(of(one)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from clusterkit.common.text_plot import size
 from clusterkit.observe.report.series import Series, bucket_width
-from clusterkit.observe.report.source import Run
+from clusterkit.observe.report.source import Run, held_out_name
 from clusterkit.runs.log.metrics import number, whole
 
 Numbers = dict[str, dict[int, Series]]
@@ -80,7 +80,7 @@ LENGTHS = (
     Chart("Groups without a signal", "groups a step", "All of a group's answers had one reward: nothing to learn from.",
          ("zero_variance_groups",), True),
 )  # fmt: skip
-HELD_OUT = Chart(
+HELD_OUT = Chart(  # of accuracy; see _held_out
     "Held-out accuracy",
     "share of tasks",
     "Tasks that it never trains on.",
@@ -139,7 +139,7 @@ def sections(runs: Sequence[Run], numbers: Numbers) -> list[Section]:
     """Return the plots under their headings, without numbers that no run has."""
     first, *more = SPEED
     found: list[Section] = [
-        ("Is it learning?", [REWARD, HELD_OUT]),
+        ("Is it learning?", [REWARD, _held_out(runs)]),
         ("How does the policy change?", list(LEARNING)),
         ("What does it write?", list(LENGTHS)),
         ("Where does the time go?", [first, *_times(runs, numbers), *more]),
@@ -150,6 +150,15 @@ def sections(runs: Sequence[Run], numbers: Numbers) -> list[Section]:
     drawn = [(title, [_with_values(chart, numbers) for chart in charts]) for title, charts in found]
     kept = [(title, [chart for chart in charts if chart.names]) for title, charts in drawn]
     return [(title, charts) for title, charts in kept if charts]
+
+
+def _held_out(runs: Sequence[Run]) -> Chart:
+    """Return the plot of held-out scores under their name; their numbers have the same names in all runs."""
+    name = held_out_name(runs)
+    if name == "accuracy":
+        return HELD_OUT
+    meaning = f"{HELD_OUT.meaning} Their {name} is the number eval/accuracy."
+    return replace(HELD_OUT, title=f"Held-out {name}", unit="mean over tasks", meaning=meaning)
 
 
 def _with_values(chart: Chart, numbers: Numbers) -> Chart:

@@ -11,9 +11,9 @@ from typing import Any
 
 from clusterkit.common.origin import masked
 from clusterkit.common.text_plot import count, duration, shares, size
-from clusterkit.observe.report.source import Run
+from clusterkit.observe.report.source import Run, held_out_name
 from clusterkit.runs.final_evaluation import document_scores, read_summary, summary_rows, supervised_text
-from clusterkit.runs.log.metrics import Record, mapping, number
+from clusterkit.runs.log.metrics import Record, mapping, number, score_name
 from clusterkit.runs.status import Status
 from clusterkit.ui.interval_plot import Line, Point, interval_plot
 from clusterkit.ui.markup import Html, join, table, tag
@@ -42,13 +42,14 @@ def badge(status: Status) -> Html:
 def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
     """Return a card per fact, or of several runs a table with one column each; without facts that no run has."""
     pairs = list(zip(runs, statuses, strict=True))
+    facts = [(label.format(score=held_out_name(runs)), fact) for label, fact in FACTS]
     if len(pairs) == 1:
-        facts = FACTS if statuses[0].message else FACTS[1:]  # the heading has the state
-        found = [(label, fact(*pairs[0])) for label, fact in facts]
+        some = facts if statuses[0].message else facts[1:]  # the heading has the state
+        found = [(label, fact(*pairs[0])) for label, fact in some]
         cards = [tag("div", tag("dt", label), tag("dd", value), cls=_width(value)) for label, value in found if value]
         return tag("dl", *cards, cls="cards")
     rows: list[list[object]] = []
-    for label, fact in FACTS:
+    for label, fact in facts:
         cells = [fact(run, status) for run, status in pairs]
         if any(cells):
             rows.append([label, *(cell or _NOTHING for cell in cells)])
@@ -165,7 +166,7 @@ FACTS: tuple[tuple[str, Fact], ...] = (
     ("Supervised start", _supervised),
     ("Last record", _silence),
     ("Task reward", _reward),
-    ("Held-out accuracy", _held_out),
+    ("Held-out {score}", _held_out),
     ("Speed", _speed),
     ("Time", _time),
     ("Recover checkpoint", _recover),
@@ -306,7 +307,8 @@ def _over_documents(summary: Record) -> Html | None:
     ]
     if max(map(len, (scores["before"], scores["after"]))) < 2:
         return None
-    plot = interval_plot("Held-out accuracy by the number of documents", "documents", lines, logarithmic=True)
+    title = f"Held-out {score_name(summary)} by the number of documents"
+    plot = interval_plot(title, "documents", lines, logarithmic=True)
     return tag("div", plot, cls="grid-of-plots")
 
 

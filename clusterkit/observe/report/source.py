@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from clusterkit.config.presets import leaves
 from clusterkit.observe.report.series import Numbers, Series
 from clusterkit.runs.directory import RunDirectory
-from clusterkit.runs.log.metrics import History, MetricsTail, Record, number, whole
+from clusterkit.runs.log.metrics import History, MetricsTail, Record, number, score_name, whole
 from clusterkit.runs.log.tail import failure_message
 from clusterkit.runs.status import Status, observe
 from trainer.errors import RunError
@@ -84,6 +85,11 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Return the run's settings by dotted key; empty if they cannot be read."""
         return _settings(self.directory, _file(self.directory.config))
+
+
+def held_out_name(runs: Sequence[Run]) -> str:
+    """Return what the held-out scores of runs are called."""
+    return score_name(*(run.history.held_out[-1] for run in runs if run.history.held_out))
 
 
 class RunReader:

@@ -360,6 +360,16 @@ def mapping(record: Record, key: str) -> Record:
     return value if isinstance(value, dict) else {}
 
 
+def score_name(*records: Record) -> str:
+    """Return what the `accuracy` of evaluations or of summaries is called: "score" where they differ.
+
+    Those that do not say, as all of older runs, have an accuracy.
+    """
+    said = [record.get("score_name") for record in records]
+    names = {name if isinstance(name, str) else "accuracy" for name in said} or {"accuracy"}
+    return names.pop() if len(names) == 1 else "score"
+
+
 def number(record: Record, key: str) -> float | None:
     """Return a numeric field, or None if it is missing or no number."""
     value = record.get(key)

@@ -9,7 +9,9 @@ from clusterkit.runs.log.areal import SHOWN_MESSAGE
 from clusterkit.runs.log.lines import Message
 from clusterkit.runs.log.metrics import RECENT_STEPS, Record, number
 
-_EVALUATION = re.compile(r"Evaluation (\S{1,40}) \(([^)]{0,100})\): accuracy (-?\d{1,9}\.\d{1,9}) on (\d{1,9}) tasks\.")
+_EVALUATION = re.compile(
+    r"Evaluation (\S{1,40}) \(([^)]{0,100})\): (\w{1,20}) (-?\d{1,9}\.\d{1,9}) on (\d{1,9}) tasks\."
+)
 _INTERRUPTED = re.compile(r"interrupted after step (\d{1,12})")
 
 
@@ -17,8 +19,8 @@ def parse(message: Message) -> Record | None:
     """Return the record of a message, or None."""
     text = message.text
     if match := _EVALUATION.match(text):
-        fields = {"kind": "eval", "name": match[1], "what": match[2], "accuracy": float(match[3])}
-        return {"time": message.time, **fields, "num_tasks": int(match[4])}
+        fields = {"kind": "eval", "name": match[1], "what": match[2], "score_name": match[3]}
+        return {"time": message.time, **fields, "accuracy": float(match[4]), "num_tasks": int(match[5])}
     if _INTERRUPTED.match(text):
         return {"kind": "finish", "time": message.time, "status": "interrupted", "message": text[:SHOWN_MESSAGE]}
     if message.level == "ERROR":
