@@ -2,6 +2,7 @@
 
     python3 benchmarks/peers.py TOKENIZER_FOLDER --peer-site SITE [--shape 1.5B] [--seconds 900] [--flags="…"]
         [--systems ours ours-section_first trl trl-best] [--peer-documents 8] [--micro-batch 8]
+        [--keep-memory --memory 0.3 --tokens 24576]
     python3 benchmarks/peers.py TOKENIZER_FOLDER --shape tiny --documents 2 --group 2 --systems trl --no-vllm
 
 Ours: real steps of `memory_step.py --colocated` (32 documents of four sections of about 2000 tokens, 8 trajectories
@@ -85,7 +86,8 @@ def conversations(config: Any, tokenizer: Any, documents: int) -> list[list[int]
 
 
 def our_options(arguments: argparse.Namespace) -> argparse.Namespace:
-    return like(arguments, colocated=arguments.engine == "sglang", flags=arguments.flags)
+    same = {name: getattr(arguments, name) for name in ("flags", "keep_memory", "memory", "tokens")}
+    return like(arguments, colocated=arguments.engine == "sglang", **same)
 
 
 def run_ours(system: str, arguments: argparse.Namespace, work: Path, deadline: float) -> dict[str, Any] | None:
@@ -149,6 +151,9 @@ def main() -> int:
     parser.add_argument("--shape", default="1.5B", help="a shape of memory_step.py")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang", help="of ours")
     parser.add_argument("--flags", default="", help="more options for our servers")
+    parser.add_argument("--keep-memory", action="store_true", help="of ours: servers and trainer keep their memory")
+    parser.add_argument("--memory", type=float, default=0.0, help="of ours: share of the GPU for a server [0.5]")
+    parser.add_argument("--tokens", type=int, default=32768, help="of ours: of a micro-batch")
     parser.add_argument("--steps", type=int, default=3, help="of ours")
     parser.add_argument("--peer-steps", type=int, default=2)
     parser.add_argument("--documents", type=int, default=32)
