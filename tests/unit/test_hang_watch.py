@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -122,9 +123,7 @@ def test_a_request_at_which_one_server_after_the_other_hangs_ends_the_run(tmp_pa
                 errors = await asyncio.gather(*jobs, return_exceptions=True)
         assert {type(error) for error in errors} == {HangsServersError}
         told = str(errors[0])
-        assert told.startswith(
-            "2 times in a row an engine server hung at the same request, and none was answered between."
-        )
+        assert re.match(r"2 times in a row an engine server hung at the same request, of task math-\d, and none", told)
         assert "At the last one, s2, these tasks were under way: math-0, math-1, " in told
         assert "math-7 and 2 more. Look for the cause in the servers' logs" in told
 
@@ -142,7 +141,9 @@ def test_it_ends_the_run_after_more_servers_where_each_answers_others_before(tmp
                 await rig.started(number, 1)
                 await rig.engine.generate([6], PARAMS)
                 await until(lambda server=server: bool(server.problem))
-            with pytest.raises(HangsServersError, match=r"^4 times an engine server hung at the same request\. At the"):
+            with pytest.raises(
+                HangsServersError, match=r"^4 times an engine server hung at the same request, of task math-3\. "
+            ):
                 await bad
 
     scenario(tmp_path, body)

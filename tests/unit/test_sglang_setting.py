@@ -190,7 +190,8 @@ class TestServer:
         told = [record.getMessage() for record in caplog.records if "fa3" in record.getMessage()]
         assert len(told) == 1
         assert told[0].startswith(
-            f"server-0 gets --attention-backend fa3 --cuda-graph-backend-prefill=disabled {cache}, because of a Hopper"
+            f"server-0 gets --attention-backend fa3 --cuda-graph-backend-prefill=disabled {cache} "
+            "CLUSTERKIT_SGLANG_OUTPUT_LAYER=exact, because of a Hopper"
         )
         assert told[0].endswith("servers.flags (eval: --server-flag) takes others")
 
@@ -205,8 +206,8 @@ class TestServer:
         found = subprocess.run(asked, capture_output=True, text=True, env={"PYTHONPATH": places}, check=True).stdout
         assert found.startswith("<function register")
 
-    def test_a_float32_output_layer_goes_without_copies_unless_sums_must_keep_their_order(
-        self, options: ServerOptions
+    def test_a_float32_output_layer_goes_without_copies_unless_it_must_be_deterministic(
+        self, options: ServerOptions, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def layer(**mine: Any) -> str:
             given = sglang_setting.setting(replace(options, **mine)).environment
@@ -216,9 +217,10 @@ class TestServer:
         assert layer(flags=("--disable-radix-cache", "--enable-tf32-matmul")) == "exact", "the cache is another matter"
         assert layer(fp32_head=False) == "SGLang's"
         assert layer(deterministic=True) == "SGLang's"
-        assert layer(flags=("--enable-deterministic-inference",)) == "SGLang's"
         assert layer(env={"SGLANG_PLUGINS": "others"}) == "SGLang's"
         assert layer(env={"PYTHONPATH": "/mine"}) == "SGLang's"
+        monkeypatch.setenv("CLUSTERKIT_SGLANG_OUTPUT_LAYER", "sglang")
+        assert layer() == "sglang", "what the user says wins"
 
     @pytest.mark.parametrize(
         "mine",

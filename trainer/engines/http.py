@@ -265,7 +265,7 @@ class ServerPool:
                 if server.hangs:
                     hangs += 1
                     in_a_row, answers = in_a_row + 1 if self.answers == answers else 1, self.answers
-                    told = "an engine server hung at the same request"
+                    told = f"an engine server hung at the same request, of task {key or '(without a name)'}"
                     if 0 < self.hangs_allowed < in_a_row:
                         told = f"{in_a_row} times in a row {told}, and none was answered between"
                         raise _hangs_servers(server, told) from error

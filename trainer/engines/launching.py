@@ -57,11 +57,13 @@ async def launch(kind: Kind, options: ServerOptions) -> tuple[Server, ServerProc
 
 def _tell(name: str, chosen: Setting) -> None:
     """Log what was chosen, once in this process for all servers that get the same."""
-    if chosen.flags and chosen.flags not in _told:
-        _told.add(chosen.flags)
+    ours = sorted(f"{name}={value}" for name, value in chosen.environment.items() if name.startswith("CLUSTERKIT_"))
+    given = (*chosen.flags, *ours)
+    if given and given not in _told:
+        _told.add(given)
         log.info(
             "%s gets %s, because of %s; servers.flags (eval: --server-flag) takes others",
-            name, " ".join(chosen.flags), "; ".join(chosen.reasons),
+            name, " ".join(given), "; ".join(chosen.reasons),
         )  # fmt: skip
 
 

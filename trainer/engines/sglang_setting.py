@@ -52,9 +52,8 @@ _DELAYER = "--enable-prefill-delayer"
 _DELAY_SHARE = "0.1"
 """Of the responses that are being sampled: so many prompts are worth a pass."""
 
-_OUTPUT_LAYER = "CLUSTERKIT_SGLANG_OUTPUT_LAYER"
-"""Read by sglang_side, whose own name for it is OUTPUT_LAYER."""
-_DETERMINISTIC = "--enable-deterministic-inference"
+OUTPUT_LAYER = "CLUSTERKIT_SGLANG_OUTPUT_LAYER"
+"""Read by sglang_side, which has a name of its own for it. The user's own value wins."""
 _CACHE = "--radix-cache-backend"
 # Options with which the cache of prefixes is another one, or must be SGLang's own.
 _CACHES = (_CACHE, "--disable-radix-cache", "--kv-cache-dtype", "--enable-int8-mamba-checkpoint")
@@ -94,9 +93,9 @@ def setting(options: ServerOptions) -> Setting:
         if names_of(options).isdisjoint(_CACHES):
             flags += (_CACHE, "clusterkit")
             reasons += ("SGLang's own cache of prefixes is slow once it is full of finished turns",)
-        if options.fp32_head and not options.deterministic and _DETERMINISTIC not in names_of(options):
-            environment[_OUTPUT_LAYER] = "exact"  # its sums have an order of their own
-            reasons += ("its float32 output layer would be copied in every step",)
+        if options.fp32_head and not options.deterministic:
+            environment[OUTPUT_LAYER] = known.get(OUTPUT_LAYER, "exact")
+            reasons += ("SGLang copies a float32 output layer's weights in every step, unless that says exact",)
     return Setting(flags, reasons, environment)
 
 

@@ -64,14 +64,19 @@ def evict_in_pieces(cache: Any) -> Any:
 def output_layer(computed: Callable[..., Any], self: Any, hidden: Any, layer: Any, *others: Any, **more: Any) -> Any:
     """Return scores [tokens, vocabulary] in float32 of states and weights in bfloat16 or float16.
 
-    A product of two such numbers is a float32, and cuBLAS sums them as float32: the same numbers as of the copies, but
-    for the order of sums. `computed` is SGLang's own, for all other layers (LoRA, quantised, in float32, on a CPU).
+    A product of two such numbers is a float32, and cuBLAS sums them in float32, as it does the copies in TF32.
+    `computed` is SGLang's own, for all other layers: LoRA, quantised, in float32, on a CPU. So it is where somebody
+    else's plugin has replaced it, and where SGLang's batch-invariant products are in use, which would round the scores
+    to the states' dtype.
     """
     import torch  # noqa: PLC0415 (SGLang's Python alone)
+    from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled  # noqa: PLC0415
 
     weight = getattr(layer, "weight", None)
     if (
         not self.use_fp32_lm_head
+        or computed.__module__ != "sglang.srt.layers.logits_processor"
+        or is_batch_invariant_mode_enabled()
         or not isinstance(weight, torch.Tensor)
         or not weight.is_cuda
         or weight.dtype not in (torch.bfloat16, torch.float16)
