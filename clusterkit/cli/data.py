@@ -73,6 +73,9 @@ def prepare(
         help="reading: of the examples those that have documents like their question, and are shown memories with "
         "sentences that mislead.",
     ),
+    trace_sentences: int = typer.Option(
+        2, "--trace-sentences", min=1, help="reading: sentences of such a memory, at most; more need a longer memory."
+    ),
     traced_share: float = typer.Option(
         1.0,
         "--traced-share",
@@ -93,7 +96,7 @@ def prepare(
     The same inputs and settings give the same bytes. An interrupted build goes on where it was.
     """
     shape = (questions, documents, chunk_words)
-    reading = (per_document, traces, trace_mix, trace_documents, traced_share, trace_distractors)
+    reading = (per_document, traces, trace_mix, trace_documents, traced_share, trace_distractors, trace_sentences)
     sources_of = {name: context.get_parameter_source(name) for name in context.params}
     typed = [name for name, source in sources_of.items() if source is not None and source.name == "COMMANDLINE"]
     actions.data.prepare(

@@ -395,6 +395,7 @@ def test_what_comes_next_asks_among_no_more_documents_than_are_held_out(tmp_path
         assert argv[:3] == ["train", "--preset", preset]
         config = resolve(preset, None, argv[3:]).config
         check_lengths(config, HotpotQA(config.task, config.seed))
+        assert all(length < config.task.num_documents for length in config.task.curriculum)
 
     # Told before anything starts, by a dry run too.
     config = resolve("135M_read_cpu", None, [f"task.path={out}"]).config

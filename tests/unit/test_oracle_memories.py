@@ -203,6 +203,24 @@ def test_what_misleads_stands_in_the_memory_that_is_shown_and_is_never_added(tmp
     ]
 
 
+def test_a_trace_may_have_memories_of_more_sentences(tmp_path: Path) -> None:
+    one = example(tmp_path, **{**MISLED, "sentences": 3})
+    rows = Encoder(config(chunk_tokens=80, max_memory_tokens=160), TOKENIZER).rows(one, 0)
+    shown = [TOKENIZER.decode(row.prompt_ids).partition("<memory>\n")[2].partition("\n</memory>")[0] for row in rows]
+    assert [len(memory.split("\n")) for memory in shown] == [1, 1, 2, 3, 3, 3]
+    assert shown[-1].startswith("Ann Ash: Ann Ash sang for The Elms.\nThe Oaks: ")
+    whole = Encoder(config(max_memory_tokens=160), TOKENIZER).rows(
+        example(tmp_path, **{**MISLED, "context": "", "sentences": 3}), 0
+    )
+    assert "The Oaks: The band sang" in TOKENIZER.decode(whole[0].prompt_ids)
+
+
+@pytest.mark.parametrize("sentences", [0, -1, 1.5, True, "3"])
+def test_a_number_of_sentences_that_is_none_is_named(tmp_path: Path, sentences: Any) -> None:
+    with pytest.raises(UserError, match=r"t\.jsonl, line 1: .*'sentences' must be a whole number above 0"):
+        load_examples(SftConfig(path=str(write(tmp_path / "t.jsonl", {**LINE, "sentences": sentences}))))
+
+
 def test_distractors_leave_a_memory_that_would_be_too_long_the_last_of_the_list_first(tmp_path: Path) -> None:
     def read(limit: int) -> tuple[Encoder, list[str]]:
         encoder = Encoder(config(chunk_tokens=80, max_memory_tokens=limit), TOKENIZER)

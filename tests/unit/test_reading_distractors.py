@@ -76,6 +76,18 @@ def test_whole_memories_have_sentences_that_mislead_beside_the_evidence(tmp_path
         short += len(row["evidence"]) < MOST_SENTENCES
         misled += bool(added)
     assert misled > short // 2 > 5
+    assert not any("sentences" in row for row in finals(1.0))
+
+
+def test_memories_of_more_sentences_are_a_setting_of_the_traces(tmp_path: Path) -> None:
+    (tmp_path / "world.json").write_text(json.dumps(stables()))
+    shape = replace(SMALL, traces=100, sizes=(16,), distractors=1.0, mix=parse_mix("real=40,final=60"), sentences=4)
+    plan = make_plan("reading", [tmp_path / "world.json"], Shape(), 0.2, 0, 1, shape)
+    assert plan.settings["trace_sentences"] == 4
+    rows = list(map(plan.outputs[-1].make, range(100)))
+    assert {row.get("sentences") for row in rows if "distractors" in row} == {4}
+    kept = [len(row["evidence"]) + len(row.get("distractors", [])) for row in rows if row["kind"] == "final"]
+    assert MOST_SENTENCES < max(kept) <= 4
 
 
 def test_a_distractor_is_the_sentence_of_another_document_that_shares_most_words_with_the_question(

@@ -83,9 +83,8 @@ class Encoder:
             rows.append(self._answered(prompt, answer, number))
             memory = encode(self.tokenizer, left)
         if not prepared.chunks:
-            text = whole_memory(
-                trace.evidence, trace.distractors, lambda text: self._fits(encode(self.tokenizer, text))
-            )
+            pairs = (trace.evidence, trace.distractors, lambda text: self._fits(encode(self.tokenizer, text)))
+            text = whole_memory(*pairs, trace.sentences)
             memory = encode(self.tokenizer, text)
             if not self._fits(memory):
                 self.long_memories += 1
@@ -108,7 +107,7 @@ class Encoder:
         def fits(memory: str) -> bool:
             return self._fits(encode(self.tokenizer, memory))
 
-        return oracle_memories(self._text(read), ends, evidence, distractors, fits)
+        return oracle_memories(self._text(read), ends, evidence, distractors, fits, trace.sentences)
 
     def _fits(self, memory: list[int]) -> bool:
         """Whether the agent could write it, and its end token."""
@@ -168,13 +167,14 @@ def oracle_memories(
     evidence: Sequence[tuple[str, str]],
     distractors: Sequence[tuple[str, str]] = (),
     fits: Callable[[str], bool] = lambda _: True,
+    most: int = MOST_SENTENCES,
 ) -> list[tuple[str, str]]:
     """Memories that an agent should have written, one for each section, each with the one that the next turn is shown.
 
     Both hold, for every piece of evidence, what of its sentence stands in the sections until then, verbatim and behind
     its title; `NOTHING` where there is none yet. So all that is written was in the section or the memory before.
 
-    The one that is shown has distractors that were begun, too, up to `MOST_SENTENCES` in all: what an agent keeps that
+    The one that is shown has distractors that were begun, too, up to `most` in all: what an agent keeps that
     errs. What is written keeps those that it was shown, as far as evidence leaves them a place, and adds none: so a
     model learns what to do about a wrong sentence, and never to write one. All stand in the order of the text.
 
@@ -183,6 +183,7 @@ def oracle_memories(
         evidence: (title, sentence) in any order; those that are not in the text are never known.
         distractors: (title, sentence), those to be kept longest first.
         fits: whether a memory is short enough; distractors are left out until it is.
+        most: sentences of a memory that has distractors; evidence may be more.
     """
     gold, misleading = (
         [place for title, sentence in pairs if (place := _place(text, title, sentence))]
@@ -193,17 +194,17 @@ def oracle_memories(
     for end in ends:
         kept = [place for place in gold if place[0] < end]
         told = partial(_written, text, ends, end)
-        written = _filled(kept, others, told, fits)
+        written = _filled(kept, others, told, fits, most)
         others = [place for place in misleading if place[0] < end]
-        memories.append((written, _filled(kept, others, told, fits)))
+        memories.append((written, _filled(kept, others, told, fits, most)))
     return memories
 
 
 def _filled(
-    kept: list[Kept], others: list[Kept], told: Callable[[list[Kept]], str], fits: Callable[[str], bool]
+    kept: list[Kept], others: list[Kept], told: Callable[[list[Kept]], str], fits: Callable[[str], bool], most: int
 ) -> str:
     """The memory of the kept ones and of the first of the others that have a place in it."""
-    beside = others[: max(MOST_SENTENCES - len(kept), 0)]
+    beside = others[: max(most - len(kept), 0)]
     # What is left out here stays out: what stands before it in the list, and its text, can only grow.
     while beside and not fits(told([*kept, *beside])):
         beside.pop()
@@ -226,6 +227,7 @@ def whole_memory(
     evidence: Sequence[tuple[str, str]],
     distractors: Sequence[tuple[str, str]] = (),
     fits: Callable[[str], bool] = lambda _: True,
+    most: int = MOST_SENTENCES,
 ) -> str:
     """The memory after everything was read; arguments as of `oracle_memories`.
 
@@ -238,7 +240,7 @@ def whole_memory(
             Random(derive_seed("whole-memory", *lines)).shuffle(lines)
         return "\n".join(lines) or NOTHING
 
-    return _filled(list(evidence), list(distractors), told, fits)
+    return _filled(list(evidence), list(distractors), told, fits, most)
 
 
 def _place(text: str, title: str, sentence: str) -> Place | None:

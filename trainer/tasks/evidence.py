@@ -15,7 +15,7 @@ _ABBREVIATION = re.compile(
     r"Rep|Inc|Ltd|Co|Corp|Mt|Ft|approx|ca|c)\.$"
 )
 MOST_SENTENCES = 2
-"""Of a memory that has sentences that mislead, too."""
+"""Of a memory that has sentences that mislead, too, where a trace says no other number."""
 WORD = re.compile(r"\w+(?:[\u2019'.&-]\w+)*")
 _IN_BRACKETS = re.compile(r"\s*\([^)]*\)$")
 

@@ -8,7 +8,7 @@
 The last is a trace: a document is read section by section, the memory is to hold the evidence, titles with sentences,
 as far as it was read, and the answer comes from the memory. Without a context it is the last turn alone. It may have
 "distractors", a list like the evidence, what misleads most first: they stand in the memories that turns are shown while
-there is room, and no turn learns to add one.
+there is room, and no turn learns to add one. "sentences": of such a memory, at most (2).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
 from trainer.seeding import shuffled_numbers, unit_interval
+from trainer.tasks.evidence import MOST_SENTENCES
 from trainer.tasks.jsonl import Row as Line
 from trainer.tasks.jsonl import kind, read_rows
 
@@ -32,13 +33,17 @@ NOTHING = "none so far"
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What an agent with a memory is to keep of a document. evidence, distractors: (title, sentence)."""
+    """What an agent with a memory is to keep of a document.
+
+    evidence, distractors: (title, sentence). sentences: of a memory that has distractors, at most.
+    """
 
     problem: str
     context: str
     evidence: tuple[tuple[str, str], ...]
     answer: str
     distractors: tuple[tuple[str, str], ...] = ()  # what misleads most first
+    sentences: int = MOST_SENTENCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,10 @@ def _example(line: Line) -> Example:
 def _traced(line: Line) -> Example:
     evidence, distractors = _pairs(line, "evidence"), _pairs(line, "distractors")
     context = line.text("context", default="")
-    trace = Trace(line.text("problem"), context, evidence, line.text("answer"), distractors)
+    sentences = line.fields.get("sentences", MOST_SENTENCES)
+    if not isinstance(sentences, int) or isinstance(sentences, bool) or sentences < 1:
+        raise line.error("column 'sentences' must be a whole number above 0")
+    trace = Trace(line.text("problem"), context, evidence, line.text("answer"), distractors, sentences)
     kept = " ".join(text for pair in (*evidence, *distractors) for text in (f"{pair[0]}:", *pair))
     # All of its words, for a model that is built from them, and its length.
     messages = (("user", f"{trace.problem} {trace.context}"), (ASSISTANT, f"{NOTHING} {kept} {trace.answer}"))

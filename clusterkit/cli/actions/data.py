@@ -27,7 +27,7 @@ def prepare(
     sources: list[Path],
     out: Path,
     shape: tuple[int, int, int],
-    reading: tuple[int, int, str, str, float, float],
+    reading: tuple[int, int, str, str, float, float, int],
     test_share: float,
     most: int,
     seed: int,
@@ -41,15 +41,16 @@ def prepare(
     Args:
         shape: questions and documents of a text, words of a chunk.
         reading: questions of a document, number, mix and documents of traces, the last two as typed, the share of the
-            real questions that are in traces, and of the traces that have distractors.
+            real questions that are in traces, and of the traces that have distractors, and sentences of their memories.
         typed: names of the options that were typed.
     """
     refuse_unused(kind, typed)
     target = out.expanduser().absolute()
     try:
         files = [source.expanduser() for source in sources]
-        per_document, traces, mix, sizes, *shares = reading
-        amounts = ReadingShape(per_document, traces, parse_mix(mix), parse_sizes(sizes), *shares)
+        per_document, traces, mix, sizes, traced, distractors, sentences = reading
+        learned = (parse_mix(mix), parse_sizes(sizes), traced, distractors, sentences)
+        amounts = ReadingShape(per_document, traces, *learned)
         plan = make_plan(kind, files, Shape(*shape), test_share, most, seed, amounts)
         card = build(plan, target, output.note, force)
     except KeyboardInterrupt as error:
@@ -88,8 +89,12 @@ def _train_reading(preset: str, folder: Path, heldout: int, training: int) -> st
     assert isinstance(config.task, HotpotqaConfig)
     own, final = config.task.num_documents, config.eval.final_documents
     words = ["clusterkit", "train", "--preset", preset, f"task.path={folder}"]
+    own_lengths = config.task.curriculum
     if own > heldout:
         words.append(f"task.num_documents={heldout}")
+        shorter = [size for size in own_lengths if size < heldout]
+        if shorter != own_lengths:
+            words.append(f"task.curriculum={','.join(map(str, shorter))}")
     fitting = [size for size in final if size <= heldout]
     if fitting != final:
         words.append(f"eval.final_documents={','.join(map(str, fitting))}")

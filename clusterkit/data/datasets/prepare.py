@@ -39,7 +39,7 @@ SETTINGS = {
     "math": {"test_share", "max_per_source", "seed"},
     "reading": {
         *("test_share", "seed", "per_document"),
-        *("traces", "trace_mix", "trace_documents", "trace_distractors", "traced_share"),
+        *("traces", "trace_mix", "trace_documents", "trace_distractors", "trace_sentences", "traced_share"),
     },
 }
 """What the files of each kind depend on beside the inputs."""

@@ -53,6 +53,7 @@ class ReadingShape:
     """Share of the real training questions that traces are made of. The others are marked: reinforcement that is asked
     for real questions (task.real_share) then has questions that the supervised start has not seen."""
     distractors: float = 1.0  # share of the traces that are shown memories with sentences that mislead
+    sentences: int = MOST_SENTENCES  # of such memories, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
     settings: dict[str, Any] = {"test_share": share, "per_document": shape.per_document, "seed": seed}
     settings |= {"traces": shape.traces, "trace_mix": list(shape.mix), "trace_documents": list(shape.sizes)}
     settings |= {"traced_share": shape.traced} if untraced else {}
-    settings |= {"trace_distractors": shape.distractors} if shape.distractors else {}
+    if shape.distractors:
+        settings |= {"trace_distractors": shape.distractors, "trace_sentences": shape.sentences}
     notes = [
         "No document and no question is in two splits; questions are made from the documents of their own split.",
         "form yes_no marks questions that are answered with yes or no: half of them is right by chance.",
@@ -337,12 +339,14 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
             rng.shuffle(documents)
             found = distractors_of(question, documents) if misled else []
         if whole:
-            found = found[: max(MOST_SENTENCES - len(evidence), 0)]
+            found = found[: max(shape.sentences - len(evidence), 0)]
             rng.shuffle(evidence)  # a memory has them in the order of the sections: their places tell nothing
         else:
             row["context"] = render(documents)
         if found:
             row["distractors"] = found
+            if shape.sentences != MOST_SENTENCES:
+                row["sentences"] = shape.sentences
         row["evidence"] = evidence
         row["answer"] = f"\\boxed{{{question.answers[0]}}}"
         return row
