@@ -97,6 +97,14 @@ def test_runs_of_different_rewards_have_scores(tmp_path: Path) -> None:
     assert "held-out F1 (128 tasks" in page
 
 
+def test_a_run_that_has_losses_beside_one_that_has_f1_changes_nothing_of_its_name(tmp_path: Path) -> None:
+    taught = RunWriter(tmp_path, trial="sft").config().attempt().steps(1, 3)
+    taught.record("eval", name="before", global_step=0, num_tasks=8, loss=0.5)
+    runs = [RunReader(writer.run).read() for writer in (measured(tmp_path, "F1"), taught)]
+
+    assert "<h3>Held-out F1 <small>" in content(runs, 0.0)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_log_is_read_whatever_the_score_is_called(name: str) -> None:
     scanner = LogScanner()
@@ -114,7 +122,7 @@ def test_a_table_of_runs_names_it_and_a_pipe_has_the_same_columns_always(
     monkeypatch.setenv("CLUSTERKIT_CONFIG", str(tmp_path / "config"))
 
     def table(*words: str) -> str:
-        done = CliRunner().invoke(app, ["runs", "--sort", "F1", *words])
+        done = CliRunner().invoke(app, ["runs", "--sort", "f1", *words])
         assert done.exit_code == 0, done.output
         return done.stdout
 

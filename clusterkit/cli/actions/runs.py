@@ -136,14 +136,14 @@ def _order(sort: str) -> Callable[[list[RunOverview]], list[RunOverview]]:
         return list
     if sort in _TEXTS:
         return lambda listed: sorted(listed, key=_TEXTS[sort])
-    sort = {"F1": "accuracy", "score": "accuracy"}.get(sort, sort)  # as the column may be called
+    sort = "accuracy" if sort.lower() in ("f1", "score") else sort  # as the column may be called
     if sort in _NUMBERS:
         of = _NUMBERS[sort]
         return lambda listed: sorted(listed, key=lambda one: -_comparable(of(one)))
     try:
         known_field(sort)
     except UserError as error:
-        columns = ", ".join(["time", *_TEXTS, *_NUMBERS])
+        columns = ", ".join(["time", *_TEXTS, *_NUMBERS]).replace("accuracy", "accuracy (or F1, or score)")
         raise UserError(f"--sort {sort}: choose {columns}, or a setting ({error})") from None
     return lambda listed: sorted(listed, key=lambda one: _setting_key(one.settings.get(sort)))
 

@@ -88,8 +88,9 @@ class Run:
 
 
 def held_out_name(runs: Sequence[Run]) -> str:
-    """Return what the held-out scores of runs are called."""
-    return score_name(*(run.history.held_out[-1] for run in runs if run.history.held_out))
+    """Return what the held-out scores of runs are called; those that have losses have none."""
+    last = [run.history.held_out[-1] for run in runs if run.history.held_out]
+    return score_name(*(record for record in last if number(record, "accuracy") is not None))
 
 
 class RunReader:
