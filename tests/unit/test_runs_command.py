@@ -115,7 +115,7 @@ def test_runs_are_sorted(machine: Path, sort: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--sort", "acuracy"], r"choose time, name, state, step, reward, accuracy \(or F1, or score\), loss, or a setting"),
+        (["--sort", "acuracy"], r"step, reward, accuracy \(or F1, or score\), loss, or a setting"),
         (["--state", "runing"], "Did you mean running?"),
         (["train.lerning_rate=1"], "did you mean train.learning_rate"),
     ],
