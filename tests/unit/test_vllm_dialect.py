@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 from tests.httpstub import Answer, HttpStub
 from trainer.engines.base import EngineError
 from trainer.engines.http import Limits, Server, ServerFailedError, ServerPool
+from trainer.engines.options import ServerOptions, Setting
 from trainer.engines.served import ServedEngine
-from trainer.engines.vllm_dialect import VLLMDialect
+from trainer.engines.vllm_dialect import VLLMDialect, _warn_of_prefill_delay
 from trainer.types import SamplingParams
 
 FAST = Limits(connect=1.0, request=10.0, control=2.0, health=0.5, attempts=3, backoff=0.01)
@@ -171,3 +173,14 @@ def test_a_worker_that_does_not_know_the_question_has_answered(unknown: str) -> 
             await engine.dialect.check_working(engine.pool, server, 5.0)
 
     run(scenario)
+
+
+def test_a_setting_that_it_does_not_have_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_prefill_delay.cache_clear()
+    plain = ServerOptions(tmp_path, tmp_path)
+    assert VLLMDialect().adapted(plain) == Setting()
+    assert not caplog.messages
+    for name in ("server-0", "server-1", "server-1"):
+        assert VLLMDialect().adapted(replace(plain, name=name, prefill_delay_ms=100.0)) == Setting()
+    assert caplog.messages == ["vLLM cannot hold prompts back: servers.prefill_delay_ms does nothing"]
+    assert caplog.records[0].levelno == logging.WARNING

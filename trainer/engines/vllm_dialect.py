@@ -8,7 +8,9 @@ the versions in `TRIED_VERSIONS`.
 from __future__ import annotations
 
 import json
+import logging
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from trainer.engines.adapters import LOAD_DEADLINE, AdapterRoutes
 from trainer.engines.base import EngineError
 from trainer.engines.dialect import Dialect, Stretch, unreadable
 from trainer.engines.http import Json, Server, ServerFailedError, ServerPool
-from trainer.engines.options import ServerOptions, visible_devices
+from trainer.engines.options import ServerOptions, Setting, visible_devices
 from trainer.types import SamplingParams
+
+log = logging.getLogger(__name__)
 
 TRIED_VERSIONS = ("0.32.0",)
 # Folder with the code of ours that runs inside the workers, and nothing else.
@@ -97,6 +101,12 @@ class VLLMDialect(Dialect):
         if options.lora_rank:
             found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
         return found
+
+    def adapted(self, options: ServerOptions) -> Setting:
+        """See Dialect."""
+        if options.prefill_delay_ms:
+            _warn_of_prefill_delay()
+        return Setting()
 
     def request(self, ids: list[int], params: SamplingParams, left: int, stop_ids: list[int], server: Server) -> Json:
         """See Dialect."""
@@ -191,6 +201,12 @@ class VLLMDialect(Dialect):
 
     async def _name(self, pool: ServerPool, server: Server, version: int) -> None:
         await pool.call(server, "POST", "/update_weight_version", {"new_version": str(version)}, pool.limits.control)
+
+
+@cache  # once in this process, which starts its server again where that ends
+def _warn_of_prefill_delay() -> None:
+    # prefill_schedule_interval of vLLM 0.32 is another thing: it counts steps, and only of data-parallel engines.
+    log.warning("vLLM cannot hold prompts back: servers.prefill_delay_ms does nothing")
 
 
 def _version(spans: list[Json]) -> int | None:
