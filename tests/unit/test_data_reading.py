@@ -363,10 +363,32 @@ def test_a_mix_that_is_none_is_refused(text: str) -> None:
         parse_mix(text)
 
 
-def test_numbers_of_documents_are_at_least_two() -> None:
+@pytest.mark.parametrize("text", ["1,2", "0", "-2", "2,many", "2.5", "2,,4", ""])
+def test_numbers_of_documents_are_at_least_two(tmp_path: Path, own_texts: Path, text: str) -> None:
     assert parse_sizes("2, 8, 16") == (2, 8, 16)
-    with pytest.raises(UserError, match="--trace-documents"):
-        parse_sizes("1,2")
+    words = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*words, f"--trace-documents={text}"])
+
+    assert isinstance(done.exception, UserError)
+    assert done.exception.exit_code == 2
+    assert str(done.exception).startswith(f"--trace-documents {text}: write numbers of at least 2")
+    assert not (tmp_path / "out").exists()
+
+
+def test_examples_that_are_to_have_more_documents_than_there_are_are_told(tmp_path: Path, own_texts: Path) -> None:
+    words = ["data", "prepare", "reading", "--from", str(own_texts), "--traces", "30", "--trace-documents"]
+    done = CliRunner().invoke(app, [*words, "2,4000,24", "--out", str(tmp_path / "out")])
+
+    assert done.exit_code == 0, done.output
+    assert len(rows(tmp_path / "out" / "train" / DOCUMENTS)) == 24
+    told = (
+        "--trace-documents 2,4000,24: train has only 24 documents, and an example that is to have 4000 has all of them"
+    )
+    assert told in done.stderr
+    contexts = [row["context"] for row in rows(tmp_path / "out" / "traces.jsonl") if "context" in row]
+    assert {text.count(" was built by ") for text in contexts} == {2, 24}
+    fitting = CliRunner().invoke(app, [*words, "2,24", "--out", str(tmp_path / "fits")])
+    assert "--trace-documents" not in fitting.output
 
 
 def test_the_command_says_what_it_made_and_what_comes_next(tmp_path: Path, own_texts: Path) -> None:

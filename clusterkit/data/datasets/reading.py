@@ -135,17 +135,18 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
         "form yes_no marks questions that are answered with yes or no: half of them is right by chance.",
         "evidence of real questions is chosen by a rule: the answer, the other document's title, words in common.",
     ]
-    warnings = _warnings(inputs, shape, len(untraced), len(items["train"]))
+    warnings = _warnings(inputs, shape, len(untraced), len(items["train"]), len(sides.train.pool))
     texts = {"trace_mix": mix_text, "trace_documents": sizes_text}
     return BuildPlan("reading", inputs, settings, outputs, left_out, notes, warnings, texts)
 
 
-def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int, training: int) -> list[str]:
+def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int, training: int, documents: int) -> list[str]:
     """Return what the user should know.
 
     Args:
         untraced: real training questions of which no trace is made.
         training: training questions.
+        documents: training documents.
     """
     found = []
     if binary := [name for given in inputs for name in given.binary]:
@@ -157,6 +158,11 @@ def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int, train
         found.append(
             f"there are only {training} training questions, which a run learns by heart: give more texts, or others "
             "beside them, to learn to read"
+        )
+    if shape.traces and (more := [size for size in shape.sizes if size > documents]):
+        found.append(
+            f"--trace-documents {sizes_text(shape.sizes)}: train has only {documents} documents, and an example that "
+            f"is to have {' or '.join(map(str, more))} has all of them: give more texts, or smaller numbers"
         )
     if shape.traced < 1:
         found.append(
