@@ -14,7 +14,7 @@ from clusterkit.capacity.memory import (
     training_usage,
     waiting_usage,
 )
-from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, longest_sequence, template_tokens
+from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, longest_sequence, remote_plan, template_tokens
 from clusterkit.capacity.shapes import ModelShape, shape_named
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level
@@ -230,10 +230,11 @@ def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
 
 def check_hours(config: RunConfig, task: str, time: StepTime | None) -> list[Finding]:
     """Report the hours of the whole run, and those until the model converged for others."""
-    steps = timing.total_steps(config)
+    steps, evaluations = timing.total_steps(config), remote_plan(config).evaluation_steps
+    beside = f", and held-out evaluations on top, {evaluations}" if evaluations else ""
     if time is None:
-        return [_ok("hours", f"{steps} steps; nobody has published how long one takes")]
-    whole = f"{duration(time.seconds)} a step ({time.basis}); all {steps} steps {_hours(steps * time.seconds)}"
+        return [_ok("hours", f"{steps} steps{beside}; nobody has published how long one takes")]
+    whole = f"{duration(time.seconds)} a step ({time.basis}); all {steps} steps {_hours(steps * time.seconds)}{beside}"
     measured = timing.measured_for(config, task)
     if measured is None or measured.steps is None:
         return [_ok("hours", f"{whole}; nobody has published how many steps it takes to converge")]

@@ -8,7 +8,7 @@ from typing import Any
 from clusterkit.capacity import timing
 from clusterkit.common.text_plot import count, duration, gpus
 from clusterkit.runs.holder import holder_of
-from clusterkit.runs.log.metrics import History
+from clusterkit.runs.log.metrics import History, number
 from clusterkit.runs.trials import Trial, TrialState, run_directory
 from trainer.config import RunConfig
 from trainer.config_agents import (
@@ -20,7 +20,14 @@ from trainer.config_agents import (
     SingleTurnConfig,
     StoresAgentConfig,
 )
-from trainer.config_tasks import DocumentsConfig, FactsConfig, MemalphaConfig, RecallConfig, SectionsConfig
+from trainer.config_tasks import (
+    DocumentsConfig,
+    FactsConfig,
+    HotpotqaConfig,
+    MemalphaConfig,
+    RecallConfig,
+    SectionsConfig,
+)
 from trainer.judge.servers import judge_urls, judges_folder
 from trainer.sft.start import examples_path
 from trainer.tasks.size import evaluates, training_size
@@ -84,32 +91,76 @@ class RunPlan:
     @property
     def chunks(self) -> float:
         """Average number of chunks that a trajectory reads; 0 if unknown."""
-        task, agent = self.config.task, self.config.agent
+        task = self.config.task
+        if isinstance(task, DocumentsConfig):
+            return self._read(documents=task.num_documents)
+        return self._read((task.min_chunks + task.max_chunks) / 2) if isinstance(task, SectionsConfig) else 0.0
+
+    def _read(self, chunks: float = 0.0, documents: int = 0) -> float:
+        """Chunks that a trajectory reads of a text of so many, or of so many documents."""
+        agent = self.config.agent
         if not isinstance(agent, ChunksAgentConfig):
             return 0.0
-        if isinstance(task, DocumentsConfig):
-            chunks: float = -(-task.num_documents * DOCUMENT_TOKENS // agent.chunk_tokens)
-        elif isinstance(task, SectionsConfig):
-            chunks = (task.min_chunks + task.max_chunks) / 2
-        else:  # the texts decide
-            return 0.0
+        chunks = chunks or -(-documents * DOCUMENT_TOKENS // agent.chunk_tokens)
         return min(chunks, agent.max_chunks) if agent.max_chunks else chunks
 
     @property
     def tokens_per_step(self) -> int:
         """Approximate prompt and response tokens of one step's rollout."""
+        return round(self.trajectories_per_step * self._trajectory_tokens(self.chunks))
+
+    def _trajectory_tokens(self, chunks: float) -> float:
         task, agent = self.config.task, self.config.agent
         if not isinstance(agent, ChunksAgentConfig):
-            longest = self._question_tokens + agent.max_final_tokens
-            return self.trajectories_per_step * longest
+            return self._question_tokens + agent.max_final_tokens
         if isinstance(task, MemalphaConfig) and isinstance(agent, StoresAgentConfig):
-            return self.trajectories_per_step * agent.context_tokens
+            return agent.context_tokens
         chunk = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
         fixed = template_tokens(agent) + self._question_tokens + agent.max_memory_tokens
         update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
         if isinstance(agent, OverwritingAgentConfig) and agent.repeat_problem:
             update += self._question_tokens
-        return round(self.trajectories_per_step * (self.chunks * update + fixed + agent.max_final_tokens))
+        return chunks * update + fixed + agent.max_final_tokens
+
+    @property
+    def _evaluations(self) -> tuple[list[float], int]:
+        """Chunks that a trajectory reads in each evaluation of the closing table, and the evaluations between steps.
+
+        The table is that of trainer.evaluate, whose first line is sampled at the training temperature, too.
+        """
+        config, task = self.config, self.config.task
+        if config.trainer.type != "grpo" or not evaluates(config):
+            return [], 0
+        table = [self.chunks] * (3 if config.eval.blank_memory and "agent.name" not in config.custom else 2)
+        table += [self._read(n) for n in config.eval.final_chunks if "task.name" not in config.custom]
+        documents = dict.fromkeys(config.eval.final_documents)
+        if isinstance(task, HotpotqaConfig):
+            documents.pop(task.num_documents, None)
+        table += [self._read(documents=n) for n in documents]
+        return table, (self.steps - 1) // config.eval.every_steps if config.eval.every_steps else 0
+
+    @property
+    def evaluation_trajectories(self) -> int:
+        """Held-out trajectories of the whole run, at most: fewer tasks may be held out than eval.num_tasks."""
+        table, between = self._evaluations
+        return self.config.eval.num_tasks * (2 * len(table) + between)
+
+    @property
+    def evaluation_tokens(self) -> int:
+        """Approximate prompt and response tokens of the held-out trajectories of the whole run."""
+        table, between = self._evaluations
+        tokens = 2 * sum(map(self._trajectory_tokens, table)) + between * self._trajectory_tokens(self.chunks)
+        return round(self.config.eval.num_tasks * tokens)
+
+    @property
+    def evaluation_steps(self) -> str:
+        """How many steps sample as much as all held-out evaluations of the run; empty where there are none."""
+        if not self.evaluation_trajectories:
+            return ""
+        steps = self.evaluation_tokens / self.tokens_per_step
+        if self.config.custom:  # whose lengths nobody knows
+            steps = self.evaluation_trajectories / self.trajectories_per_step
+        return f"as much as {steps:,.{int(steps < 10)}f} steps sample"
 
     @property
     def computed_tokens_per_step(self) -> int:
@@ -182,6 +233,8 @@ class RunPlan:
             "trajectories_per_step": self.trajectories_per_step,
             "tokens_per_step": self.tokens_per_step,
             "computed_tokens_per_step": self.computed_tokens_per_step,
+            "evaluation_trajectories": self.evaluation_trajectories,
+            "evaluation_tokens": self.evaluation_tokens,
             "step_time_s": self.step_time,
             "warmup_steps": self._warmup_steps(),
             "first_recover_step": self._first_recover_step(),
@@ -324,7 +377,10 @@ class RunPlan:
         table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks and lengths else ""
         if settings.final_documents:
             table = f"; closing table at {settings.final_documents} documents"
-        return f"{settings.num_tasks} held-out tasks before, after{often}{table}"
+        told = f"{settings.num_tasks} held-out tasks before, after{often}{table}"
+        if not self.evaluation_trajectories:
+            return told
+        return f"{told}; in all {self.evaluation_trajectories} trajectories, {self.evaluation_steps}"
 
     def _judge(self) -> list[tuple[str, str]]:
         """Return the server that reads and judges, if there is one."""
@@ -346,8 +402,30 @@ class RunPlan:
     def _whole_time(self) -> str:
         if self.step_time is None:
             return ""
-        left = (self.steps - self.trial.resume_step) * self.step_time
-        return f", {duration(self.step_time)} each so far: about {duration(max(left, 0))} to go"
+        each = self.trial.history.step_time(evaluations=False) or 0.0
+        left = max(self.steps - self.trial.resume_step, 0) * each
+        evaluations = self._evaluation_seconds()
+        told = f", {duration(self.step_time)} each so far: about {duration(left + (evaluations or 0.0))} to go"
+        if evaluations is None:
+            return f"{told}, evaluations apart" if self.evaluation_trajectories else told
+        return f"{told}, evaluations included" if evaluations else told
+
+    def _evaluation_seconds(self) -> float | None:
+        """Seconds of the evaluations to come, by those on record; None where there is none on record.
+
+        The closing table takes as long as it took before the first step.
+        """
+        records, every = self.trial.history.evals, self.config.eval.every_steps
+        table = [number(one, "seconds") or 0.0 for one in records if one.get("name") == "before"]
+        heldout = [number(one, "seconds") or 0.0 for one in records if one.get("name") == "heldout"]
+        if not table:
+            return None
+        if self.trial.state is TrialState.COMPLETE:
+            return 0.0
+        # The first line of the table is that evaluation, greedy and sampled.
+        each = sum(heldout) / len(heldout) if heldout else table[0] / 2
+        between = max((self.steps - 1) // every - self.trial.resume_step // every, 0) if every else 0
+        return sum(table) + between * each
 
     def _seconds_away(self, step: int) -> str:
         if self.step_time is None:

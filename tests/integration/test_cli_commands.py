@@ -58,7 +58,18 @@ def test_a_dry_run_says_what_would_be_resumed_and_when_it_would_end(tmp_path: Pa
     result = _run(tmp_path, "train", "--preset", "tiny", "--dry-run", "--fileroot", str(tmp_path), THIRTY)
 
     assert "goes on after step 8" in result.stdout
-    assert "4.0 s each so far: about 1 min 28 s to go" in result.stdout
+    assert "4.0 s each so far: about 1 min 28 s to go, evaluations apart" in result.stdout
+
+
+def test_a_dry_run_counts_evaluations_to_come_by_those_on_record(tmp_path: Path) -> None:
+    written = RunWriter(tmp_path).config().attempt()
+    written.record("eval", global_step=0, name="before", chunks=0, seconds=10.0)
+    written.record("eval", global_step=0, name="before", chunks=8, seconds=50.0)
+    written.steps(1, 10).record("eval", global_step=5, name="heldout", chunks=0, seconds=7.0).recover(8)
+    words = ("train", "--preset", "tiny", "--dry-run", "--fileroot", str(tmp_path), THIRTY, "eval.every_steps=5")
+
+    # 22 steps of 4 s, evaluations after steps 10, 15, 20 and 25, and the closing table.
+    assert "4.0 s each so far: about 2 min 56 s to go, evaluations included" in _run(tmp_path, *words).stdout
 
 
 def test_a_dry_run_warns_when_the_first_persistent_checkpoint_is_hours_away(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from trainer.allocation import Layout
 from trainer.allocation_text import parse
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
+from trainer.evaluate import table_specs
+from trainer.tasks.size import evaluates
 
 GPU_PRESETS = [
     (name, task)
@@ -440,6 +442,30 @@ def test_what_a_group_begins_with_alike_is_planned_once() -> None:
     assert first.as_dict()["computed_tokens_per_step"] == first.computed_tokens_per_step
     assert "shared prefixes once" in first._one_step()
     assert "shared prefixes once" not in whole._one_step()
+
+
+@pytest.mark.parametrize(("preset", "task"), [*GPU_PRESETS, ("tiny", "recall"), ("135M_read_cpu", "hotpotqa")])
+def test_held_out_trajectories_are_those_of_the_trainer(preset: str, task: str) -> None:
+    config = resolve(preset, task, ("train.total_steps=40",)).config
+    assert config.eval.every_steps != 40, "none after the last step"
+    between = 39 // config.eval.every_steps if config.eval.every_steps else 0
+    passes = 2 * (1 + len(table_specs(config))) + between  # the first line is sampled, too
+    wanted = passes * config.eval.num_tasks if config.trainer.type == "grpo" and evaluates(config) else 0
+    assert remote_plan(config).evaluation_trajectories == wanted
+
+
+def test_a_plan_of_the_whole_run_counts_its_evaluations() -> None:
+    read = plan_preset("135M_read", None, ["task.num_documents=12", "eval.final_documents=8,16,32,64"])
+    plan = remote_plan(read.config)
+    # Among 12 documents greedy, sampled and with a blank memory 4 chunks each; then 3, 5, 10 and 19; once on the way.
+    turns = 2 * (3 * 4 + 3 + 5 + 10 + 19) + 4
+    assert plan.evaluation_trajectories == 128 * (2 * 7 + 1)
+    assert plan.evaluation_tokens / plan.tokens_per_step == pytest.approx(128 * turns / (256 * 4), rel=0.05)
+    assert plan.as_dict()["evaluation_tokens"] == plan.evaluation_tokens
+    assert "in all 1920 trajectories, as much as 12 steps sample" in plan._evaluation()
+    assert "32 steps, and held-out evaluations on top, as much as 12 steps sample" in message_of(read, "hours")
+    assert "evaluations" not in message_of(plan_preset("7B_n4"), "hours"), "nothing is held out"
+    assert "hours, and held-out evaluations on top" in message_of(plan_preset("7B_n4", "memagent"), "hours")
 
 
 def test_keys_of_prefixes_take_memory_of_one_layer_or_of_all() -> None:

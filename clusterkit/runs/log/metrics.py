@@ -243,10 +243,12 @@ class History:
             "step_time_s": self.step_time(),
         }
 
-    def step_time(self) -> float | None:
-        """Return the median seconds of the recent steps, over attempts."""
-        times = [number(step, "step_time_s") for step in self.steps[-RECENT_STEPS:]]
-        known = [time for time in times if time is not None and math.isfinite(time)]
+    def step_time(self, *, evaluations: bool = True) -> float | None:
+        """Return the median seconds of the recent steps, over attempts; with or without evaluations within them."""
+        recent = self.steps[-RECENT_STEPS:]
+        spent = [0.0 if evaluations else number(mapping(step, "timings"), "eval") or 0.0 for step in recent]
+        times = [number(step, "step_time_s") for step in recent]
+        known = [time - off for time, off in zip(times, spent, strict=True) if time is not None and math.isfinite(time)]
         return median(known) if known else None
 
     def eta(self) -> float | None:
