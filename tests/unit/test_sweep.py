@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from clusterkit.backends.base import Backend, Job, Place, PlannedRun, RunOutcome, RunRequest, StoredInput, SubmittedRun
 from clusterkit.backends.local.backend import LocalBackend
+from clusterkit.backends.records import Runs
 from clusterkit.cli.actions import sweep, sweep_trials
 from clusterkit.cli.actions.sweep_trials import SweptRun, jobs_at_once, submit_all, train_in_turn
 from clusterkit.cli.main import app
@@ -233,6 +234,35 @@ def test_the_trial_to_follow_is_one_that_is_at_work(machine: Path, monkeypatch: 
 
     assert found.exit_code == 3
     assert "clusterkit status --watch tiny-recall/seed-2" in found.stderr
+
+
+def test_trials_that_have_ended_are_compared_on_a_page(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Where their folders are those of another machine, the command that makes the page is named in its place."""
+    for seed in (1, 2):
+        done = RunWriter(machine, trial=f"seed-{seed}").config(f"seed={seed}").attempt(total_steps=60)
+        done.steps(1, 60).recover(60).finish(step=60)
+    command = ["train", "--preset", "tiny", "--sweep", "seed=1,2"]
+    page = done.run.logs.parent / "sweep.html"
+    found = CliRunner().invoke(app, command)
+
+    assert found.exit_code == 0, found.output
+    assert f"compare them      {page}" in found.stderr
+    assert "seed-1 against tiny-recall/seed-2" in page.read_text()
+    assert str(page) not in found.stdout, "the table alone"
+    page.unlink()
+
+    elsewhere = tmp_path_factory.mktemp("storage")
+    with monkeypatch.context() as patched:
+        patched.setattr(Runs, "original", lambda _, run: replace(run, fileroot=elsewhere))
+        said = CliRunner().invoke(app, command).stderr
+    words = f"tiny-recall/seed-1 --fileroot {elsewhere} --compare tiny-recall/seed-2 --out tiny-recall.html"
+    assert f"compare them      clusterkit report {words}\n" in said
+    assert not page.exists()
+    typed = words.replace(str(elsewhere), str(machine)).split()
+    assert CliRunner().invoke(app, ["report", *typed]).exit_code == 0
+    assert "seed-1 against tiny-recall/seed-2" in Path("tiny-recall.html").read_text()
 
 
 DONE = "interrupted when tiny-recall/run1 was trained\nTo go on: clusterkit train"

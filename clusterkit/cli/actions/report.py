@@ -42,6 +42,17 @@ def write_at_end(backend: Backend, run: RunDirectory) -> Path | None:
     return write_page(_page_of(runs, runs.choose(run.experiment, run.trial)), run.logs / "report.html")
 
 
+def write_comparison(runs: Runs, directories: Sequence[RunDirectory]) -> Path | None:
+    """Write the page of a sweep's trials beside their folders, and return where; None: these are on another machine.
+
+    Raises:
+        UserError: the file may not be written. RunError: the disk is full.
+    """
+    if any(runs.original(directory) != directory for directory in directories):
+        return None
+    return write_page(_page_of(runs, directories), directories[0].logs.parent / "sweep.html")
+
+
 def _page_of(runs: Runs, directories: Sequence[RunDirectory]) -> str:
     """Return the page of runs that are up to date."""
     for directory in directories:

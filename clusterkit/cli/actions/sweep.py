@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import typer
@@ -17,6 +19,7 @@ from clusterkit.backends.records import Runs, errors_with_original_paths
 from clusterkit.backends.table import open_backend
 from clusterkit.capacity.plan import RunPlan
 from clusterkit.capacity.runnable import refusal
+from clusterkit.cli.actions.report import write_comparison
 from clusterkit.cli.actions.runs import print_table
 from clusterkit.cli.actions.sweep_trials import SweptRun, submit_all, train_in_turn
 from clusterkit.cli.actions.train import look_at_storage, place_for, storage_line
@@ -210,6 +213,17 @@ def _print_result(records: Runs, listed: Sequence[RunOverview], code: int, as_js
         print_table(listed, keys)
 
 
+def _write_page(records: Runs, listed: Sequence[RunOverview]) -> Path | None:
+    """Write the page of trials of which none is at work. Whatever fails here is a warning: they are done."""
+    if any(one.alive for one in listed):
+        return None
+    try:
+        return write_comparison(records, [one.run for one in listed])
+    except Exception as error:
+        output.note(f"warning: no page was written ({' '.join(str(error).split())})")
+        return None
+
+
 def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) -> None:
     """Print what to type next, for the trial that reads best and for one that is at work or has failed."""
     finished = [one for one in listed if one.state == "finished"]
@@ -218,6 +232,12 @@ def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) 
     named = backend.words(records.original(best.run))
     all_named = f"--experiment {best.run.experiment}{named.removeprefix(best.run.word)}"
     lines = ["", "Next:", f"  this table again  clusterkit runs {all_named} --sort {measure}"]
+    compared = [best, *(one for one in listed if one.global_step and one is not best)]
+    if len(compared) > 1 and best.global_step:
+        others = [word for one in compared[1:] for word in ("--compare", one.name)]
+        others += ["--out", f"{best.run.experiment}.html"]
+        page = _write_page(records, compared)
+        lines.append(f"  compare them      {page or f'clusterkit report {named} {shlex.join(others)}'}")
     if alive := next((one for one in listed if one.alive), None):
         lines.append(f"  follow one        clusterkit status --watch {backend.words(records.original(alive.run))}")
     elif finished:
