@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from httpstub import Answer, Hang
+from httpstub import Answer, Hang, HttpStub
 from servedrig import PARAMS, FaultyServer, Rig, run_scenario
 
-from trainer.engines.hang_watch import watch_for_hangs
-from trainer.engines.http import HangsServersError
+from trainer.engines.dialects import make_dialect
+from trainer.engines.hang_watch import until_it_hangs, watch_for_hangs
+from trainer.engines.http import HangsServersError, Server
 
 SECONDS = 0.2
 
@@ -283,3 +284,16 @@ def test_nothing_is_asked_during_an_update(tmp_path: Path) -> None:
 
 def test_without_a_limit_there_is_no_watch(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(watch_for_hangs(Rig(tmp_path).engine, 0.0), 5.0))
+
+
+def test_a_server_whose_requests_are_others_is_asked_whether_it_works() -> None:
+    async def body() -> None:
+        one = Silent((200, {}))
+        async with HttpStub(one) as stub:
+            found = asyncio.create_task(until_it_hangs(make_dialect("sglang"), Server("judge-0", stub.url), SECONDS))
+            await until(lambda: one.asked >= 10)
+            assert not found.done(), "it works"
+            one.working = Hang()
+            assert (await asyncio.wait_for(found, 60)).startswith("it hangs: for 0 s it has not answered whether")
+
+    asyncio.run(body())

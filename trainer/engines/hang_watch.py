@@ -11,7 +11,8 @@ import asyncio
 import time
 
 from trainer.engines.base import EngineError
-from trainer.engines.http import RefusedError, Server
+from trainer.engines.dialect import Dialect
+from trainer.engines.http import RefusedError, Server, ServerPool
 from trainer.engines.served import ServedEngine
 
 LOOK_SECONDS = 5.0
@@ -44,7 +45,7 @@ async def _ask(engine: ServedEngine, server: Server, seconds: float) -> None:
     since, waited, each = server.owing, 0.0, seconds / ASKS
     while waited < seconds:
         began = time.monotonic()
-        if await _works(engine, server, each):
+        if await _works(engine.dialect, engine.pool, server, each):
             server.owing = time.monotonic()
         else:
             await asyncio.sleep(min(1.0, each))
@@ -57,11 +58,29 @@ async def _ask(engine: ServedEngine, server: Server, seconds: float) -> None:
     )
 
 
-async def _works(engine: ServedEngine, server: Server, seconds: float) -> bool:
+async def until_it_hangs(dialect: Dialect, server: Server, seconds: float) -> str:
+    """Ask a server now and then whether it works, and return how it hangs once it has not said so for `seconds`.
+
+    For a server whose requests come from others, such as a judge: nobody here knows what it owes.
+    """
+    pool, waited, each = ServerPool(dialect.health_path), 0.0, seconds / ASKS
+    try:
+        while waited < seconds:
+            began = time.monotonic()
+            working = await _works(dialect, pool, server, each)
+            await asyncio.sleep(each if working else min(1.0, each))
+            # Of a time in which this process was stopped no more counts than one question.
+            waited = 0.0 if working else waited + min(time.monotonic() - began, each)
+    finally:
+        await pool.close()
+    return f"it hangs: for {waited:.0f} s it has not answered whether it works"
+
+
+async def _works(dialect: Dialect, pool: ServerPool, server: Server, seconds: float) -> bool:
     """Whether it says so, or cannot be asked: nothing can be said then."""
     server.in_flight += 1  # until it is at nothing its GPU memory is not taken away, and SGLang samples a token
     try:
-        await engine.dialect.check_working(engine.pool, server, seconds)
+        await dialect.check_working(pool, server, seconds)
     except RefusedError:
         return True
     except EngineError:

@@ -35,7 +35,9 @@ class ServerOptions:
     server's own, last on its command line. env: added to the environment. chats: it is asked in words (OpenAI's chat
     route), not in token ids alone. lora_rank: of the adapters that it will load (0: none), for layers named
     lora_targets (all: every linear layer). lora_versions: of them that are used beside one another. start_seconds:
-    until it must answer. python: the interpreter that has the server. role: what it is to the user.
+    until it must answer. hang_seconds: for which it may not answer its host whether it works (0: it is not asked, where
+    whoever has requests there finds that out). python: the interpreter that has the server. role: what it is to the
+    user.
     """
 
     model: Path
@@ -59,6 +61,7 @@ class ServerOptions:
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     start_seconds: float = 900.0
+    hang_seconds: float = 0.0
     python: str = sys.executable
     role: str = "engine server"
 

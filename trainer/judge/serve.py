@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 
+from trainer.config_servers import ServersConfig
 from trainer.engines.options import ServerOptions
 from trainer.errors import UserError
 from trainer.judge.servers import RESTARTS, folder_of, gpu_groups, parser, require_model
@@ -45,6 +46,7 @@ def make_hosts(arguments: argparse.Namespace) -> list[ServerHost]:
             arguments.address,
             context_length=arguments.context_length,
             chats=True,
+            hang_seconds=ServersConfig().hang_seconds,
             fp32_head=False,  # nothing is trained on what it says
             flags=tuple(shlex.split(arguments.flags)),
             python=os.environ.get(f"CLUSTERKIT_{arguments.engine.upper()}_PYTHON") or sys.executable,

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from trainer.config import RunConfig
 from trainer.engines.dialect import Kind
+from trainer.engines.dialects import make_dialect
+from trainer.engines.hang_watch import until_it_hangs
 from trainer.engines.http import Server
 from trainer.engines.launching import check_options, launch
 from trainer.engines.options import MEMORY_SAVER, ServerOptions
@@ -116,13 +118,23 @@ class ServerHost:
         return await launch(self.kind, self.options)
 
     async def _watch(self, server: Server, process: ServerProcess) -> str:
+        if not self.options.hang_seconds:
+            return await self._watch_process(server, process, asyncio.Future())
+        hang = asyncio.ensure_future(until_it_hangs(make_dialect(self.kind), server, self.options.hang_seconds))
+        try:
+            return await self._watch_process(server, process, hang)
+        finally:
+            hang.cancel()
+
+    async def _watch_process(self, server: Server, process: ServerProcess, hang: asyncio.Future[str]) -> str:
         while process.running:
             if await self._stopped_within(LOOK_SECONDS):
                 self._register(state="leaving")
                 server.discard("it was told to end")
                 await process.stop()
                 return ""
-            if reason := await asyncio.to_thread(registry.restart_reason, self.folder, self.registration):
+            asked = await asyncio.to_thread(registry.restart_reason, self.folder, self.registration)
+            if reason := hang.result() if hang.done() and not hang.exception() else asked:
                 self._register(state="starting", url="", reason=reason)
                 server.discard(reason)
                 await process.stop()
