@@ -170,6 +170,12 @@ class RunDirectory:
             return ""
 
     @property
+    def died_stopping(self) -> bool:
+        """Whether a signal ended the newest attempt after it had been told to stop: what it then did is lost."""
+        last = (self.attempt_numbers() or [0])[-1]
+        return bool(self.ended_by(last)) and self._exit(last).get("stopping") is True
+
+    @property
     def ended_command(self) -> str:
         """Return the command of the newest attempt, where it has left the mark of its end; else nothing."""
         return str(self._exit((self.attempt_numbers() or [0])[-1]).get("command") or "")

@@ -148,7 +148,20 @@ def _judge(run: RunDirectory, history: History, holder: str | None, now: float) 
     printed = f"; what it printed is in {run.console(started[-1])}" if started else ""
     name = run.ended_by(started[-1]) if started else ""
     how = f"was ended by {name}{KILLED_OFTEN if name == 'SIGKILL' else ''}" if name else ENDED_SILENTLY
+    if run.died_stopping:
+        how += f" while it stopped; {recover_text(run, history)}"
     return "killed", f"the trainer {how}{printed}"
+
+
+def recover_text(run: RunDirectory, history: History) -> str:
+    """Return what a run that has ended goes on from, as a part of a sentence."""
+    if history.recovers and run.has_recover_checkpoint:
+        return f"the last recover checkpoint is that after step {history.recovers[-1].get('global_step', '?')}"
+    if run.keeps_supervised:
+        return "what its supervised start has done is kept"
+    if history.is_in_warmup:
+        return "there is no recover checkpoint yet; of its warm-up what was written is kept"
+    return "there is no recover checkpoint yet, so it starts again from the beginning"
 
 
 def _notes(run: RunDirectory, history: History) -> str:

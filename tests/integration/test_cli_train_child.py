@@ -14,11 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from run_writer import RunWriter
+from runs import wait_for
 
 from clusterkit.backends.base import Place, RunSelector
 from clusterkit.backends.local import stop
@@ -146,17 +148,9 @@ class Operator:
         return self.process.returncode, err, outcome, str(outcome.get("message", ""))
 
 
-def stop_run(folder: Path, *, force: bool) -> str:
-    with LocalBackend(Place(fileroot=str(folder)), lambda _: None) as backend:
+def stop_run(folder: Path, *, force: bool, once_told: Callable[[], None] = lambda: None) -> str:
+    with LocalBackend(Place(fileroot=str(folder)), lambda _: once_told()) as backend:
         return backend.stop(RunSelector(), deadline=30, force=force).message
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds; give up, failing, after a minute."""
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
 
 
 def _gone(pid: int) -> bool:
@@ -262,22 +256,32 @@ def test_a_second_thought_kills_the_trainer_and_what_it_started(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
-def test_a_trainer_that_is_killed_while_it_stops_was_killed_and_is_not_started_again(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("by", ["Ctrl-C", "stop"])
+def test_a_trainer_that_is_killed_while_it_stops_was_killed_and_is_not_started_again(
+    tmp_path: Path, by: str, name: str
+) -> None:
     """By the kernel, say, for want of memory: no checkpoint of its last step is written."""
     told = tmp_path / "stderr"
     with told.open("w") as stderr, operating(tmp_path, "stubborn", stderr=stderr) as operator:
         child = operator.child()
         wait_for(lambda: len(operator.steps()) == 3)
-        operator.process.send_signal(signal.SIGINT)
-        wait_for(lambda: "interrupt again to kill the trainer" in told.read_text())
-        child.send_signal(getattr(signal, name))
+        kill = partial(child.send_signal, getattr(signal, name))
+        if by == "stop":
+            said = stop_run(tmp_path / "runs", force=False, once_told=kill)
+            assert "is stopped; its trainer was killed while it stopped; it has written no recover checkpoint" in said
+        else:
+            operator.process.send_signal(signal.SIGINT)
+            wait_for(lambda: "interrupt again to kill the trainer" in told.read_text())
+            kill()
         code, _, outcome, message = operator.end()
 
     assert (code, outcome["status"]) == (1, "killed")
     assert f", {name}" in message
-    assert "no recover checkpoint yet" in message
+    assert " while it stopped; there is no recover checkpoint yet" in message
     assert operator.run.attempt_numbers() == [1]
-    assert observe(operator.run, time.time()).state == "killed"
+    status = observe(operator.run, time.time())
+    assert status.state == "killed"
+    assert " while it stopped; there is no recover checkpoint yet" in status.message
 
 
 def test_a_trainer_that_dies_after_it_has_said_that_it_was_interrupted_was(tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def test_a_start_that_is_refused_after_the_run_had_begun_is_tried_again(tmp_path
     assert json.loads((tmp_path / "first" / "attempt_1" / "exit.json").read_text())["restart_s"] is None
 
 
+def test_a_trainer_that_is_killed_while_it_stops_is_not_started_again(tmp_path: Path) -> None:
+    done = run_job(tmp_path / "stopped", "trap '' TERM\nkill -TERM $PPID\nkill -9 $$")
+    assert done.returncode == 130, done.stdout
+    mark = json.loads((tmp_path / "stopped" / "attempt_1" / "exit.json").read_text())
+    assert (mark["code"], mark["restart_s"], mark["stopping"]) == (-9, None, True)
+
+
 def test_what_a_start_needs_is_waited_for_as_long_as_restarts_are_allowed(tmp_path: Path) -> None:
     """An hour without the storage is no reason to give up weeks; what no attempt has come beyond is, after three."""
     trained = 'echo \'{"kind": "attempt", "attempt": 1, "resume_step": 0}\' >> metrics.jsonl'

@@ -40,6 +40,20 @@ def test_a_run_without_a_last_word_was_killed(tmp_path: Path) -> None:
     assert str(writer.run.console(1)) in status.message
 
 
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_run_whose_trainer_was_killed_while_it_stopped_says_so_and_names_its_checkpoint(
+    tmp_path: Path, stopping: bool
+) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3).recover(2)
+    writer.run.exit_mark(1).write_text(json.dumps({"code": -9, "restart_s": None, "stopping": stopping}))
+
+    status = observe(writer.run, writer.clock + 5)
+
+    assert (status.state, "was ended by SIGKILL" in status.message) == ("killed", True)
+    told = " while it stopped; the last recover checkpoint is that after step 2;" in status.message
+    assert told == stopping
+
+
 def test_an_attempt_that_died_before_its_first_record_is_told_from_the_one_before(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).attempt().steps(1, 3).finish("interrupted", 3)
     writer.run.console(2).parent.mkdir()

@@ -103,7 +103,8 @@ class Job:
                     sys.stdout.buffer.flush()
             code = self._process.wait()
         end = ended(self._logs / "metrics.jsonl", number, code, before)
-        self._ended = {folder / "exit.json": end_mark(end, began, os.environ.get("CLUSTERKIT_COMMAND", ""))}
+        typed = os.environ.get("CLUSTERKIT_COMMAND", "")
+        self._ended = {folder / "exit.json": end_mark(end, began, typed, stopping=self._stopped.is_set())}
         return end
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
@@ -112,15 +113,16 @@ class Job:
             self._process.send_signal(number)
 
 
-def end_mark(end: Ended, began: float, command: str) -> dict[str, Any]:
+def end_mark(end: Ended, began: float, command: str, *, stopping: bool = False) -> dict[str, Any]:
     """What exit.json says of an attempt that has ended now, but for its restart.
 
     Args:
         began: Unix seconds.
         command: what was typed; a trainer that was killed during its imports has recorded none.
+        stopping: it had been told to stop.
     """
     facts = {"code": end.code, "message": end.message, "global_step": end.step, "command": command}
-    return {**facts, "began": began, "ended": time.time()}
+    return {**facts, "began": began, "ended": time.time(), "stopping": stopping}
 
 
 def ended(metrics: Path, attempt: int, code: int, before: int) -> Ended:

@@ -45,8 +45,8 @@ class Ending:
     def by_interrupt(self) -> bool:
         """Whether it died of a signal that it was meant to get, and not of the kernel's, say, while it was stopping.
 
-        `clusterkit stop --force` sends us SIGTERM, and the trainer SIGKILL; so after any SIGTERM a SIGKILL passes for
-        ours.
+        `clusterkit stop` sends us SIGINT, and with --force SIGTERM, and the trainer SIGKILL; so after any SIGTERM a
+        SIGKILL passes for ours.
         """
         forced = self.interrupts > 1 or self.first == signal.SIGTERM
         ours = (signal.SIGTERM, signal.SIGKILL) if forced else (signal.SIGTERM,)

@@ -18,8 +18,13 @@ def process_run(run: RunDirectory) -> LiveRun:
     """A living run of processes of this machine."""
 
     def interrupt() -> None:
-        if (found := _process(run)) is not None:
-            send_signal(*found, signal.SIGTERM)
+        if (found := _process(run)) is None:
+            return
+        # As Ctrl-C, which it tells from force: else it would take the trainer's death for a crash, should the kernel
+        # kill it while it stops, and start it again.
+        if (command := _holder(run, "launch.lock")) not in (None, found):
+            send_signal(*command, signal.SIGINT)
+        send_signal(*found, signal.SIGTERM)
 
     def kill() -> None:
         # Looked up first: a trainer that ends of its command's SIGTERM must not make that command look like it.
@@ -30,14 +35,17 @@ def process_run(run: RunDirectory) -> LiveRun:
         if found is not None:
             send_signal(*found, signal.SIGKILL)
 
+    def hint() -> str:
+        killed = "its trainer was killed while it stopped; " if run.died_stopping else ""
+        in_warmup = read_history(run.metrics).is_in_warmup
+        return killed + resume_hint(run.has_recover_checkpoint, run.keeps_supervised, in_warmup)
+
     return LiveRun(
         run.name,
         interrupt,
         kill,
         alive=lambda: holder_of(run) is not None,
-        resume_hint=lambda: resume_hint(
-            run.has_recover_checkpoint, run.keeps_supervised, read_history(run.metrics).is_in_warmup
-        ),
+        resume_hint=hint,
         stuck=lambda: f"look at process {(_process(run) or ('', run.logs))[0]}",
         poll_seconds=0.2,
     )

@@ -19,6 +19,7 @@ from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock, lock_ho
 from clusterkit.runs.final_evaluation import read_summary
 from clusterkit.runs.log.metrics import History, MetricsTail
 from clusterkit.runs.log.tail import failure_message, last_lines
+from clusterkit.runs.status import recover_text
 from clusterkit.runs.trials import Trial, require_free, require_unchanged
 from clusterkit.ui.progress import Progress
 from trainer.config import RunConfig
@@ -126,7 +127,7 @@ def follow(
             told = history.finish is not None and history.finish.get("attempt") == attempt
             if outcome.status == "interrupted" and not told:  # during its imports, or killed by a second signal
                 _record_interruption(
-                    run, attempt, ending.returncode, began, before, f"interrupted: {_recover_text(run, history)}"
+                    run, attempt, ending.returncode, began, before, f"interrupted: {recover_text(run, history)}"
                 )
             return outcome
         ends.append(ended(run.metrics, attempt, ending.returncode, before))
@@ -134,16 +135,17 @@ def follow(
         taken_before = ends[-1].code == REFUSED and len(ends) > 1
         again_wanted = restarts.most and not outcome.stopped
         wait = verdict.wait if again_wanted and (ends[-1].crash or taken_before) else None
-        mark = end_mark(ends[-1], began, origin_environment()["CLUSTERKIT_COMMAND"])
+        command = origin_environment()["CLUSTERKIT_COMMAND"]
+        mark = end_mark(ends[-1], began, command, stopping=outcome.stopped)
         _record_end(run, attempt, mark, wait)
         if wait is None:
             break
-        message = f"the trainer died ({ends[-1].message}): {verdict.reason}; {_recover_text(run, history)}"
+        message = f"the trainer died ({ends[-1].message}): {verdict.reason}; {recover_text(run, history)}"
         progress.say(f"{message}. Ctrl-C stops here")
         _record_warning(run, attempt, message)
         if wait_or_signal(wait):
             _record_end(run, attempt, mark, None)
-            kept = f"interrupted while waiting to start the trainer again: {_recover_text(run, history)}"
+            kept = f"interrupted while waiting to start the trainer again: {recover_text(run, history)}"
             return RunOutcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
         attempt = new_attempt(run)
     reasons = explain_failure(run, killed=ending.returncode == -signal.SIGKILL)
@@ -203,34 +205,23 @@ def _outcome(run: RunDirectory, attempt: int, ending: Ending, history: History, 
     told = finish.get("attempt") == attempt and finish.get("status") == "interrupted"
     if code == 130 or ending.by_interrupt or (code < 0 and told):
         kept = (
-            message.removeprefix("error: ")
-            if message and code == 130
-            else f"interrupted: {_recover_text(run, history)}"
+            message.removeprefix("error: ") if message and code == 130 else f"interrupted: {recover_text(run, history)}"
         )
         return RunOutcome("interrupted", 130, f"{kept}\n{on}", None, step)
     if code < 0:
         name = _signal_name(-code)
         often = " (often the kernel, out of memory, or kill -9)" if -code == signal.SIGKILL else ""
-        text = f"the trainer was ended by signal {-code}, {name}{often}; {_recover_text(run, history)}"
+        stopping = " while it stopped" if ending.interrupts else ""
+        text = f"the trainer was ended by signal {-code}, {name}{often}{stopping}; {recover_text(run, history)}"
         return RunOutcome("killed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
     if message is None:
         without = "and no message"
         if is_full(run.logs):
             without = f"and there was no room for its message under {run.logs}: free some space there. "
             without += disk_of(run.logs)
-        text = f"the trainer ended with code {code} {without}; {_recover_text(run, history)}"
+        text = f"the trainer ended with code {code} {without}; {recover_text(run, history)}"
         return RunOutcome("failed", 1, f"{text}.{_tail_text(run, attempt)}\n{on}", None, step)
     return RunOutcome("failed", code if code in (1, 2) else 1, message, None, step)
-
-
-def _recover_text(run: RunDirectory, history: History) -> str:
-    if history.recovers and run.has_recover_checkpoint:
-        return f"the last recover checkpoint is that after step {history.recovers[-1].get('global_step', '?')}"
-    if run.keeps_supervised:
-        return "what its supervised start has done is kept"
-    if history.is_in_warmup:
-        return "there is no recover checkpoint yet; of its warm-up what was written is kept"
-    return "there is no recover checkpoint yet, so it starts again from the beginning"
 
 
 def _tail_text(run: RunDirectory, attempt: int) -> str:
