@@ -20,12 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainer.disk import file_failure
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.locks import HeldError, hold
+from trainer.staging import nothing_if_refused
 
 LOCK = "eval.lock"
 """File in an output folder, locked by the evaluation that writes there."""
@@ -157,23 +158,43 @@ def text_sha(text: str) -> str:
 
 @contextmanager
 def output_lock(folder: Path) -> Iterator[None]:
-    """Hold an output folder against other evaluations. Raises UserError: one is at work, or it cannot be written."""
+    """Hold an output folder against other evaluations. A block that is refused leaves neither lock nor empty folder.
+
+    Raises:
+        UserError: one is at work, or it cannot be written.
+    """
+    lock = folder / LOCK
+    with nothing_if_refused(folder):
+        while True:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                was_there = lock.exists()
+                file = lock.open("a+b")
+            except OSError as error:
+                raise disk_failure(folder, error) from error
+            with file, nothing_if_refused(folder) as made:  # removed while it is held, never when it may be another's
+                made.extend([] if was_there else [lock])
+                try:
+                    hold(file)
+                except HeldError as error:
+                    made.clear()
+                    raise UserError(
+                        f"another evaluation (process {error.holder or '?'}) writes into {folder}: wait for its end, "
+                        "or choose another --out"
+                    ) from None
+                except OSError as error:  # a file system without locks, or a full one
+                    raise disk_failure(lock, error) from error
+                if _is_at(lock, file):
+                    yield
+                    return
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file is still at its path: an evaluation that is refused takes its lock away."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+b")
-    except OSError as error:
-        raise disk_failure(folder, error) from error
-    with file:
-        try:
-            hold(file)
-        except HeldError as error:
-            raise UserError(
-                f"another evaluation (process {error.holder or '?'}) writes into {folder}: wait for its end, or choose "
-                "another --out"
-            ) from None
-        except OSError as error:  # a file system without locks, or a full one
-            raise disk_failure(folder / LOCK, error) from error
-        yield
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def disk_failure(path: Path, error: OSError) -> UserError:

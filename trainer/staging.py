@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -77,6 +78,26 @@ def restore_replaced(target: Path) -> None:
     replaced = target.with_name(f".{target.name}.replaced")
     if replaced.exists() and not target.exists():
         replaced.rename(target)
+
+
+@contextmanager
+def nothing_if_refused(folder: Path) -> Iterator[list[Path]]:
+    """Remove what a block has made where it is refused (exit code 2): its files, and folders that hold nothing else.
+
+    Yields a list for the files. Of `folder` and those above it only those go that were not there before.
+    """
+    made = list(takewhile(lambda place: not os.path.lexists(place), (folder, *folder.parents)))
+    files: list[Path] = []
+    try:
+        yield files
+    except UserError as error:
+        if error.exit_code == UserError.exit_code:
+            with suppress(OSError):  # a folder with something of others
+                for file in files:
+                    file.unlink(missing_ok=True)
+                for place in made:
+                    place.rmdir()
+        raise
 
 
 @contextmanager

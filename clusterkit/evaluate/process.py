@@ -22,6 +22,7 @@ from clusterkit.ui import output
 from evaluation.config import EvalConfig
 from trainer.disk import file_failures
 from trainer.errors import InterruptedRunError, RunError, UserError
+from trainer.staging import nothing_if_refused
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,29 @@ def run_evaluation(config: EvalConfig, say: Say) -> Finished:
     """
     folder = Path(config.output_path)
     logs = folder / "logs"
-    with file_failures(folder, "choose another --out"):
-        logs.mkdir(parents=True, exist_ok=True)
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        request, console = logs / f"{name}.yaml", logs / f"{name}.log"
-        request.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
-        console.touch()
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    request, console = logs / f"{name}.yaml", logs / f"{name}.log"
     parser = EvalOutputParser(say)
-    code = run_node(
-        ["evaluation", str(request)], console, parser.feed, lambda: say("stopping: what is answered is written")
-    )
-    return parser.finished(code, None, f"the evaluation ended with code {code} and no message; its log is {console}")
+    with nothing_if_refused(logs) as made:
+        made.extend([request, console])
+        with file_failures(folder, "choose another --out"):
+            logs.mkdir(parents=True, exist_ok=True)
+            text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+            request.write_text(text, encoding="utf-8")
+            console.touch()
+        answers = _answers(folder)
+        code = run_node(
+            ["evaluation", str(request)], console, parser.feed, lambda: say("stopping: what is answered is written")
+        )
+        if _answers(folder) != answers:
+            made.clear()  # what it was asked belongs to them
+        said = f"the evaluation ended with code {code} and no message; its log is {console}"
+        return parser.finished(code, None, said)
+
+
+def _answers(folder: Path) -> dict[Path, int]:
+    """Bytes of the answers in an output folder, by file."""
+    return {path: path.stat().st_size for path in folder.glob("records/*/samples.jsonl")}
 
 
 def run_node(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from commandline import run_clusterkit
 from evalparts import chat_checkpoint, problems_file, recall_checkpoint, recall_config
 from runs import ENVIRONMENT, wait_for
 
+from clusterkit.evaluate import process
 from clusterkit.evaluate.request import LIMITS, choose_checkpoint, make_request, run_of
 from clusterkit.runs.directory import lock_holder, user_name
 from evaluation.config import EvalConfig
@@ -132,13 +135,45 @@ def test_wrong_words_are_answered_with_what_to_do(
     done = clusterkit("eval", *common, *words, cwd=tmp_path, code=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_refused_evaluation_leaves_what_was_there(run_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "logs").mkdir(parents=True)
+    for name in ("eval.lock", "index.html", "logs/earlier.log"):
+        (out / name).write_text("earlier")
+    there = sorted(out.rglob("*"))
+    words = ["--fileroot", run_folder, "--output-path", out, "--data-names", "math500"]
+    clusterkit("eval", *words, "--cache-dir", tmp_path / "cache", cwd=tmp_path, code=2)
+    assert sorted(out.rglob("*")) == there
 
 
 def test_a_second_evaluation_into_the_same_folder_is_refused(run_folder: Path, tmp_path: Path) -> None:
     with output_lock(tmp_path / "out"):
         words = ["--fileroot", run_folder, "--output-path", tmp_path / "out", "--cache-dir", tmp_path / "cache"]
         done = clusterkit("eval", *words, cwd=tmp_path, code=2)
+        assert lock_holder(tmp_path / "out" / "eval.lock") == f"process {os.getpid()}"
     assert "another evaluation (process" in done.stderr
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["eval.lock"]
+
+
+def test_what_an_evaluation_was_asked_is_kept_with_its_answers(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A judge may refuse after hours: a stand-in, as none is there."""
+    config = recall_config(Path(choose_checkpoint(None, run_folder)), tmp_path / "out")
+
+    def refused(_: object, __: Path, feed: Callable[[bytes], None], ___: object) -> int:
+        (tmp_path / "out" / "records" / "row").mkdir(parents=True)
+        (tmp_path / "out" / "records" / "row" / "samples.jsonl").write_text("an answer")
+        feed(b"error: the judge asks for a key\n")
+        return 2
+
+    monkeypatch.setattr(process, "run_node", refused)
+    with pytest.raises(UserError, match="asks for a key"):
+        process.run_evaluation(config, lambda _: None)
+    assert [path.suffix for path in sorted((tmp_path / "out" / "logs").iterdir())] == [".log", ".yaml"]
 
 
 def test_what_is_meant_by_a_model_path(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from evaluation.record import output_lock
 from trainer.config_lora import LoraConfig
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.hf_folder import tensor_shapes
+from trainer.locks import hold
 from trainer.train.adapterfiles import write_adapter
 from trainer.train.lora import Adapter
 
@@ -246,14 +247,34 @@ def test_two_evaluations_cannot_write_into_one_folder(recall_model: Path, tmp_pa
     evaluate(recall_config(recall_model, tmp_path))
 
 
+def test_a_lock_that_a_refused_evaluation_takes_away_is_not_held_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has opened the very file that goes: a stand-in is refused at that moment."""
+    lock, removed = tmp_path / "eval.lock", []
+
+    def hold_late(file: BinaryIO) -> None:
+        if not removed:
+            removed.append(lock.unlink())
+        hold(file)
+
+    monkeypatch.setattr("evaluation.record.hold", hold_late)
+    with output_lock(tmp_path):
+        assert lock.exists()
+        with pytest.raises(UserError, match="another evaluation"), output_lock(tmp_path):
+            pass
+    assert lock.exists()
+
+
 def test_a_folder_without_file_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:  # a stand-in: no file system without locks can be mounted here
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("trainer.locks.fcntl.flock", refused)
     expected = r"(?s)eval\.lock: file locks fail \(No locks available\).*--out"
-    with pytest.raises(UserError, match=expected), output_lock(tmp_path):
+    with pytest.raises(UserError, match=expected), output_lock(tmp_path / "out"):
         pass
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_grading_judges_the_same_answers_anew(
