@@ -14,6 +14,7 @@ import torch
 from builders import learner, parameters, small_config, small_parts
 from loadingranks import peak_growth
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.checkpoint import recover, shards
@@ -77,6 +78,7 @@ def save(world: World, folder: Path) -> dict[str, Any]:
     export(one, tokenizer, folder / "files")
 
     told["full"] = _told_of_full_disk(one, folder / "full")
+    told["full recover"] = _told_of_full_disk_by_recover(one, folder / "no room")
     told["no memory"] = _told_of_no_memory(one, folder / "no memory")
     hashed: list[str] = []
     recover.sha256 = lambda path: hashed.append(path.name) or sha256(path)  # type: ignore[assignment,func-returns-value]
@@ -113,6 +115,24 @@ def _told_of_full_disk(one: Learner, folder: Path) -> str:
         raise OSError(errno.ENOSPC, f"no room for {bucket.nbytes} bytes")
 
     return _told(one, folder, "_header", full)
+
+
+def _told_of_full_disk_by_recover(one: Learner, folder: Path) -> str:
+    """As above, of a recover checkpoint: the last rank has no room for its files."""
+
+    class Full(FileSystemWriter):
+        def write_data(self, *_: Any) -> Any:
+            raise OSError(errno.ENOSPC, "no room")
+
+    if one.world.rank == one.world.size - 1:
+        recover.FileSystemWriter = Full  # type: ignore[misc]
+    try:
+        RecoverStore(folder).save(one, RunState(1, 1, 1, 1, 0.0), {}, one.world)
+    except RunError as error:
+        return str(error)
+    finally:
+        recover.FileSystemWriter = FileSystemWriter  # type: ignore[misc]
+    return ""
 
 
 def _told_of_no_memory(one: Learner, folder: Path) -> str:

@@ -69,7 +69,11 @@ def test_a_disk_that_one_rank_finds_full_is_told_by_all(saved: tuple[Path, list[
         (said,) = {its[world]["full"] for its in told}
         place = f"{folder / world / 'full'} (rank {RANKS - 1} on {os.uname().nodename})"
         assert said.startswith(f"cannot write the checkpoint {place}: no space left on the disk. Free")
+        (said,) = {its[world]["full recover"] for its in told}
+        place = f"{folder / world / 'no room'} (rank {RANKS - 1} on {os.uname().nodename})"
+        assert said.startswith(f"no space left for a recover checkpoint under {place} (this run has none yet): free")
         assert not list((folder / world).glob("full*"))
+        assert not list((folder / world / "no room").iterdir())
 
 
 def test_a_rank_without_memory_leaves_no_other_waiting(saved: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -199,14 +199,16 @@ class RecoverStore(Slots):
     @contextmanager
     def _reporting(self, temporary: Path, world: World) -> Iterator[None]:
         """Raise a failure to write of any rank on all ranks, so that none waits for another."""
-        problem, system, cause = "", None, None
+        problem, system, cause, ours = "", None, None, True
         try:
             yield
         except (Exception, CheckpointException) as error:
             cause, system = error, disk_error(error)
+            ours = not isinstance(error, CheckpointException) or world.rank in error.failures  # DCP raises it on all
             unknown = f"the recover checkpoint could not be written{world.place}: {_reason(error)}"
             problem = unknown if system is None else self._explain(system, world.place)
-        told = next((one for one in world.gather((problem, system is not None)) if one[0]), None)
+        problems = [one for one in world.gather((problem, system is not None, ours)) if one[0]]
+        told = max(problems, key=lambda one: one[2], default=None)  # the first of those that it went wrong on
         if told is not None:
             if world.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -118,7 +118,7 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
     monitor = Monitor(logs if main else None, job.attempt, make_sinks(config, logs) if main else [])
     world: World | None = None
     run: AnyRun | None = None
-    code, message, crashed = 0, "", False
+    code, message, full, crashed = 0, "", "", False
     try:
         gpu = rank + first_training_gpu(config) if job.gpu is None else job.gpu
         prepare_nccl(config)
@@ -131,11 +131,13 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         if not main and not isinstance(error, InterruptedRunError):
             # Rank 0 reports what all ranks see; what only this one sees (its GPU's memory) it cannot know.
             (meeting / f"fault-{rank}").write_text(message, encoding="utf-8")
+            full = message if full_disk(error, config) else ""
     except torch.OutOfMemoryError as error:
         code, message = 1, str(out_of_memory(error))
         (meeting / f"fault-{rank}").write_text(f"{traceback.format_exc()}\n{message}", encoding="utf-8")
     except Exception as error:
-        code, message = 1, str(full_disk(error, config) or "")
+        message = full = str(full_disk(error, config) or "")
+        code = 1
         (meeting / f"fault-{rank}").write_text(traceback.format_exc(), encoding="utf-8")
     finally:
         monitor.close()
@@ -145,6 +147,8 @@ def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:
         step = run.global_step if run else job.start.global_step
         outcome = {"global_step": step, "message": message, "exit_code": code, "crashed": crashed}
         (meeting / "outcome").write_text(json.dumps(outcome), encoding="utf-8")
+    elif full:  # a disk of this rank's host, or its last bytes: rank 0 may have seen no more than that we are gone
+        (meeting / f"full-{rank}").write_text(f"rank {rank} on {os.uname().nodename}: {full}", encoding="utf-8")
     # The process group of an abandoned run still has threads: a normal exit of the interpreter would abort in C++.
     logging.shutdown()
     sys.stdout.flush()

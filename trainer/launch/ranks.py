@@ -100,6 +100,7 @@ def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
 
     Raises:
         UserError: as rank 0 raised it.
+        RunError: another rank has found a disk full.
         CrashError: as rank 0 raised it, or a rank was lost.
     """
     if not codes:
@@ -114,6 +115,8 @@ def conclude(meeting: Path, codes: dict[int, int], size: int) -> None:
             raise CrashError(outcome["message"])
         error = {e.exit_code: e for e in (InterruptedRunError, RunError)}.get(outcome["exit_code"], UserError)
         raise error(outcome["message"])
+    if full := next(filter(None, (_read(meeting / f"full-{rank}") for rank in codes)), ""):
+        raise RunError(full)
     raise CrashError(f"{_cause(codes, faults, size)}; the same command goes on from the last recover checkpoint")
 
 
