@@ -148,7 +148,8 @@ def labelled_text(record: Record) -> str:
 
 def _state(status: Status) -> str:
     holder = f" ({status.holder})" if status.holder else ""
-    message = status.message.removeprefix(status.state).strip()  # "interrupted after step 5" has the state
+    # "interrupted after step 5" has the state.
+    message = status.message.removeprefix(status.state).lstrip(": ").rstrip()
     return f"{status.state}{holder}{': ' if message else ''}{message}"
 
 

@@ -32,6 +32,14 @@ def test_a_run_that_ended_says_how(tmp_path: Path, finish: str, state: str) -> N
     assert (status.state, status.message) == (state, "because")
 
 
+@pytest.mark.parametrize("message", ["interrupted: the last one is kept", "interrupted after step 3", "by force"])
+def test_a_state_is_not_told_twice(tmp_path: Path, message: str) -> None:
+    writer = RunWriter(tmp_path).attempt().steps(1, 3).finish("interrupted", 3, message)
+    told = message.removeprefix("interrupted").lstrip(": ")
+
+    assert f" interrupted: {told}" in _text(observe(writer.run, writer.clock + 5))
+
+
 def test_a_run_without_a_last_word_was_killed(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).attempt().steps(1, 3)
     status = observe(writer.run, writer.clock + 5)
