@@ -156,7 +156,7 @@ def test_questions_of_a_rare_kind_are_not_repeated_by_the_hundred(tmp_path: Path
     traces = [row["problem"] for row in rows(tmp_path / "out" / "traces.jsonl") if row["kind"] != "final"]
     times = Counter(traces)
 
-    assert len(traces) == 3000
+    assert len(traces) == 3200
     assert 1 <= sum(row["source"] == "chain" for row in questions) <= 5
     assert set(times) == {row["question"] for row in questions}
     assert max(times.values()) <= 8 * len(traces) / len(questions) + 1
@@ -391,12 +391,19 @@ def test_examples_that_are_to_have_more_documents_than_there_are_are_told(tmp_pa
     assert "--trace-documents" not in fitting.output
 
 
+def test_kinds_that_there_are_none_of_leave_their_room_to_questions(tmp_path: Path, own_texts: Path) -> None:
+    shape = replace(SMALL, traces=200, mix=parse_mix("cloze=10,comparison=10,real=60,final=20"))
+    make = make_plan("reading", [own_texts], Shape(), 0.2, 0, 1, shape).outputs[-1].make
+    assert Counter(make(number)["kind"] for number in range(200)) == {"cloze": 160, "final": 40}
+
+
 def test_the_command_says_what_it_made_and_what_comes_next(tmp_path: Path, own_texts: Path) -> None:
     words = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(tmp_path / "out"), "--traces", "30"]
     done = CliRunner().invoke(app, [*words, "--test-share", "0.2"])
 
     assert done.exit_code == 0, done.output
     assert "train/questions.jsonl" in done.output
+    assert "rows  rows" not in done.output
     assert f"clusterkit train --preset 135M_read task.path={tmp_path / 'out'}" in done.output
     assert f"clusterkit train --preset 135M_read_cpu task.path={tmp_path / 'out'}" in done.output
 

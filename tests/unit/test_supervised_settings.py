@@ -18,7 +18,7 @@ from trainer.errors import UserError
 from trainer.evaluate import bootstrap_interval
 from trainer.launch.supervised import supervised_model
 from trainer.paths import RunPaths
-from trainer.sft.start import is_start, start_config, start_facts
+from trainer.sft.start import is_start, require_examples, start_config, start_facts
 
 PLACES = ("task.path=/questions", "fileroot=/runs")
 
@@ -167,3 +167,10 @@ def test_a_plan_tells_it(tmp_path: Path) -> None:
 
     assert "start       supervised, 4 steps of /questions/traces.jsonl in batches of 2" in plan
     assert "closing table at [4, 8] documents" in plan
+
+
+@pytest.mark.parametrize(("folder", "said"), [("nowhere", "no such folder"), ("", "there is no file .*/traces.jsonl")])
+def test_a_folder_that_is_not_there_is_told_from_one_without_traces(tmp_path: Path, folder: str, said: str) -> None:
+    config = resolve("135M_read", None, (f"task.path={tmp_path / folder}",)).config
+    with pytest.raises(UserError, match=said):
+        require_examples(config)

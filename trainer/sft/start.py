@@ -85,6 +85,8 @@ def examples_path(config: RunConfig) -> Path:
 
 def require_examples(config: RunConfig) -> None:
     """Raise UserError where a run has a supervised start and its file is not there."""
+    if config.supervised.dataset and config.data_path and not Path(config.data_path).expanduser().exists():
+        raise UserError(f"task.path={config.data_path}: there is no such folder")
     if config.supervised.dataset and not (path := examples_path(config)).is_file():
         raise UserError(
             f"supervised.dataset={config.supervised.dataset}: there is no file {path}: make it with `clusterkit data "

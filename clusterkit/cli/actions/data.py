@@ -63,7 +63,7 @@ def prepare(
     what = "is there already, unchanged" if card["outcome"] == "present" else "is ready"
     output.result(f"{target} {what}")
     for name, facts in card["files"].items():
-        by_source = ", ".join(f"{source} {count}" for source, count in facts["by_source"].items())
+        by_source = ", ".join(f"{source} {count}" for source, count in facts["by_source"].items() if source != "rows")
         output.lines([f"  {name:22}{facts['rows']:>8} rows  {by_source}"])
     if card["left_out"]:
         output.note(f"{card['left_out']} rows were left out (without answer or evidence, or asked twice)")

@@ -319,6 +319,8 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
         raise UserError(
             "--trace-mix and --traced-share leave nothing: there is no question of the kinds that are named"
         )
+    if asked := sum(parts[:-1]):  # kinds that there are none of leave their room to other questions, not to `final`
+        parts = [*(part * sum(shape.mix[:-1]) / asked for part in parts[:-1]), parts[-1]]
     parts = _within(parts, [len(pool) for pool in pools[:-1]], shape.traces)
     kinds = _interleaved(parts, shape.traces)
     if sum(parts[:-1]):  # whole memories are of the same kinds
