@@ -162,6 +162,11 @@ def test_events_come_whole_however_the_output_is_cut() -> None:
     assert parser.error == "no room\nlower it"
 
 
+def test_the_checkpoint_that_reads_is_named() -> None:
+    event = {"event": "document", "tokens": 7, "sections": 1, "left_out_tokens": 0, "model_path": "/runs/step12"}
+    assert list(lines_of(event)) == ["7 tokens in 1 section, read by /runs/step12"]
+
+
 def test_a_memory_that_stays_is_not_shown_again() -> None:
     event = {"event": "section", "number": 2, "sections": 9, "memory": "a\nb", "memory_tokens": 3, "truncated": False}
     assert list(lines_of({**event, "changed": False})) == ["section 2 of 9: memory unchanged"]

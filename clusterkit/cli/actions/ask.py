@@ -74,7 +74,8 @@ def time_left(event: dict[str, Any], spent: float) -> Iterator[str]:
 def lines_of(event: dict[str, Any]) -> Iterator[str]:
     """What is shown of an event beside the answer."""
     if event["event"] == "document":
-        yield f"{event['tokens']} tokens in {event['sections']} {'section' if event['sections'] == 1 else 'sections'}"
+        sections = f"{event['sections']} {'section' if event['sections'] == 1 else 'sections'}"
+        yield f"{event['tokens']} tokens in {sections}, read by {event['model_path']}"
         if event["left_out_tokens"]:
             yield f"of these, {event['left_out_tokens']} tokens in the middle are left out (agent.max_chunks)"
     elif event["event"] == "section":
