@@ -311,7 +311,8 @@ class RunPlan:
             return f"starts from {self.config.recover_from}"
         if self.trial.state is TrialState.NEW:
             start = "goes on with its supervised start, if that has these settings and data"
-            return start if self._keeps_supervised else "starts from the beginning"
+            anew = f"starts from the beginning; {self.trial.complete} is complete" if self.trial.complete else ""
+            return start if self._keeps_supervised else anew or "starts from the beginning"
         if self.trial.resume_step:
             return f"goes on after step {self.trial.resume_step}"
         gone = self.trial.history.recovers and self.config.recover_mode != "disabled"

@@ -35,6 +35,7 @@ class Trial:
     state: TrialState
     history: History
     attempts: tuple[int, ...] = ()  # the numbers of its attempts at the time of the choice
+    complete: str = ""  # the trial that the command would have gone on with, were there anything left of it
 
     @property
     def resume_step(self) -> int:
@@ -69,7 +70,9 @@ def choose_trial(config: RunConfig, named_by_user: bool) -> Trial:
     if config.recover_from and config.recover_from != latest.saved_values().get("recover_from"):
         return _judge(config, following, named_by_user=False)
     trial = _judge(config, f"run{newest}", named_by_user=False)
-    return _judge(config, following, named_by_user=False) if trial.state is TrialState.COMPLETE else trial
+    if trial.state is not TrialState.COMPLETE:
+        return trial
+    return replace(_judge(config, following, named_by_user=False), complete=trial.run.trial)
 
 
 def completed_trial(config: RunConfig) -> RunDirectory | None:

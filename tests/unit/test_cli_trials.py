@@ -9,6 +9,7 @@ import pytest
 from run_writer import RunWriter
 
 from clusterkit.backends.local.train import prepared
+from clusterkit.capacity.plan import RunPlan
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.directory import hold_lock
 from clusterkit.runs.trials import Trial, TrialState, choose_trial, differences, must_stay, require_free
@@ -45,6 +46,8 @@ def test_after_a_complete_run_comes_the_next_number(tmp_path: Path) -> None:
     trial = _choose(tmp_path)
 
     assert (trial.run.trial, trial.state) == ("run11", TrialState.NEW)
+    plan = RunPlan(resolve("tiny", None, [f"fileroot={tmp_path}"]).config, trial)
+    assert plan.summary.startswith("tiny-recall/run11 starts from the beginning; run10 is complete")
 
 
 def test_an_unfinished_run_goes_on_from_its_recover_checkpoint(tmp_path: Path) -> None:
