@@ -18,12 +18,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 NAME = "clusterkit"
 """Of the cache, for --radix-cache-backend: a server that is not given it gets SGLang's own."""
 PIECES = 32
 """A piece is this part of what can be evicted: the least recently used three percent go early, and the order of all is
 found once for some hundred steps.
 """
+PROCESSOR = "sglang.srt.layers.logits_processor"
+"""Where SGLang has its output layer."""
 OUTPUT_LAYER = "CLUSTERKIT_SGLANG_OUTPUT_LAYER"
 """Environment variable: "exact" for products of 16-bit numbers that are summed in float32, else SGLang's own layer."""
 
@@ -45,8 +49,7 @@ def register() -> None:
     if os.environ.get(OUTPUT_LAYER) == "exact":
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
-        target = "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head"
-        HookRegistry.register(target, output_layer, HookType.AROUND)
+        HookRegistry.register(f"{PROCESSOR}.LogitsProcessor._compute_lm_head", output_layer, HookType.AROUND)
 
 
 def evict_in_pieces(cache: Any) -> Any:
@@ -69,13 +72,12 @@ def output_layer(computed: Callable[..., Any], self: Any, hidden: Any, layer: An
     else's plugin has replaced it, and where SGLang's batch-invariant products are in use, which would round the scores
     to the states' dtype.
     """
-    import torch  # noqa: PLC0415 (SGLang's Python alone)
     from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled  # noqa: PLC0415
 
     weight = getattr(layer, "weight", None)
     if (
         not self.use_fp32_lm_head
-        or computed.__module__ != "sglang.srt.layers.logits_processor"
+        or computed.__module__ != PROCESSOR
         or is_batch_invariant_mode_enabled()
         or not isinstance(weight, torch.Tensor)
         or not weight.is_cuda
