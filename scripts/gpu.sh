@@ -15,7 +15,7 @@ OLDEST_CUDA=13
 OLDEST_DRIVER=580
 OLDEST_GLIBC=35
 # Of $GPU_VENV. uv unpacks into its cache and links from there, so the same bytes lie in both where they share a disk.
-DISK_GB=12
+DISK_GB="${GPU_DISK_GB:-12}" # others only for tests
 TOOLS="${GPU_TOOLS:-.cache/gpu-tools}" # others only for tests
 PIP=(--disable-pip-version-check --quiet)
 

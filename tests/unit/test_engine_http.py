@@ -20,7 +20,7 @@ import pytest
 from tests.httpstub import Answer, Drop, Hang, HttpStub
 from trainer import connections
 from trainer.connections import LONG_IDLE_S, KeptConnections, open_session
-from trainer.engines.base import EngineError
+from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.http import Limits, RefusedError, Server, ServerLostError, ServerPool
 from trainer.errors import UserError
 
@@ -117,6 +117,18 @@ def test_a_server_that_hangs_is_given_up() -> None:
             key = next(k for k in map(str, range(99)) if pool.choose(k).name == "s0")
             assert await ask(pool, key) == "s1"
             assert "did not answer within 0.3 s" in pool.servers[0].problem
+
+    asyncio.run(scenario())
+
+
+def test_a_server_whose_engine_is_dead_is_given_up_although_it_answers() -> None:
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            dead = answers(*[(500, {"detail": "the engine is dead"})] * 9, health=(503, {}))
+            pool, _ = await pool_of(stack, dead)
+            with pytest.raises(EngineGoneError, match=r"no inference server is left .*the engine is dead"):
+                await ask(pool)
+            assert pool.usable() == []
 
     asyncio.run(scenario())
 

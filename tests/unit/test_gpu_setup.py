@@ -149,7 +149,8 @@ class TestFromAFolderOfWheels:
             + wheel(wheels, "standin", {"standin/__init__.py": "", "standin/main.py": "def main(): print('it runs')\n"})
         )
         version = "{}.{}".format(*sys.version_info[:2])
-        return programs, {"GPU_LOCK": str(lock), "GPU_WHEELS": str(wheels), "GPU_PYTHON": version}
+        settings = {"GPU_LOCK": str(lock), "GPU_WHEELS": str(wheels), "GPU_PYTHON": version}
+        return programs, {**settings, "GPU_DISK_GB": "0"}  # of SGLang's and CUDA's wheels, which these are not
 
     def test_it_is_installed_found_done_and_mended(self, tmp_path: Path, host: tuple[Path, dict[str, str]]) -> None:
         programs, settings = host

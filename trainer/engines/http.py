@@ -271,7 +271,9 @@ class ServerPool:
                         raise _hangs_servers(server, told) from error
                     if 0 < self.hangs_allowed < hangs / BUSY:
                         raise _hangs_servers(server, f"{hangs} times {told}") from error
-                if isinstance(error, ServerLostError) and not await self.healthy(server):
+                # An engine that died may answer errors for a while, until its server has noticed and ends.
+                doubted = isinstance(error, ServerLostError) or failures >= self.limits.attempts
+                if doubted and not await self.healthy(server):
                     server.discard(str(error))
                     await self._reason(server)
                 elif failures >= self.limits.attempts:
