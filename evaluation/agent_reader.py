@@ -48,7 +48,7 @@ class AgentReader:
 
     def prepare(self, tasks: Sequence[Task]) -> list[PreparedTask | TooLong]:
         """See `Reader`."""
-        return [prepared(self.agent.prepare, self._fitting(self._found(task))) for task in tasks]
+        return prepared(lambda task: self.agent.prepare(self._fitting(self._found(task))), tasks)
 
     def _found(self, task: Task) -> Task:
         if self.find is None:

@@ -20,11 +20,13 @@ from evaluation.reader import TooLong
 from evaluation.results import too_long_note
 from evaluation.runner import Loaded, Runner
 from evaluation.steps import weights_stamp
+from trainer.agents.template import encode
 from trainer.config_agents import MemagentConfig
 from trainer.errors import RunError, UserError
 from trainer.grading.pool import GradingPool
 from trainer.train.adapterfiles import whole_model
 from trainer.train.model import load_tokenizer
+from trainer.types import Task
 
 SHOWN_PROMPT = 20_000
 
@@ -54,7 +56,7 @@ def ask(
     folder = whole_model(folder, config.cache_dir)
     tokenizer = load_tokenizer(folder)
     window = context_window(folder, config.server)
-    loaded = [_load(row, tokenizer, window) for row in rows]
+    loaded = _load(rows, tokenizer, window)
     missing = sum(len(one.row.record.missing(one.row.keys([t.id for t in one.tasks]))) for one in loaded)
 
     async def run(grader: Grader) -> tuple[dict[str, str], float]:
@@ -93,8 +95,18 @@ def fitted_lengths(config: EvalConfig, folder: Path) -> EvalConfig:
     return config.model_copy(update={"agent": fitted_agent(config, config.agent, load_tokenizer(whole), window)})
 
 
-def _load(row: Row, tokenizer: Any, window: int) -> Loaded:
-    tasks = row.suite.load(lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+def _load(rows: list[Row], tokenizer: Any, window: int) -> list[Loaded]:
+    encode(tokenizer, "")  # forgets a truncation that its file asks for, which threads cannot at the same time
+    tasks: dict[str, list[Task]] = {}  # of a suite, which the rows of all methods share
+    loaded = []
+    for row in rows:
+        if row.suite.name not in tasks:
+            tasks[row.suite.name] = row.suite.load(lambda text: len(encode(tokenizer, text)))
+        loaded.append(_prepared(row, tasks[row.suite.name], tokenizer, window))
+    return loaded
+
+
+def _prepared(row: Row, tasks: list[Task], tokenizer: Any, window: int) -> Loaded:
     reader = make_reader(row.config, row.method, tokenizer, window, row.suite)
     try:
         prepared = reader.prepare(tasks)

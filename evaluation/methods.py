@@ -106,7 +106,7 @@ class SinglePrompt:
 
     def prepare(self, tasks: Sequence[Task]) -> list[Prepared | TooLong]:
         """See `Reader`."""
-        made = [prepared(self._checked, task) for task in tasks]
+        made = prepared(self._checked, tasks)
         longest = max((len(one[0]) for one in made if not isinstance(one, TooLong)), default=0)
         limit = self.limit or min(MOST_GENERATED, self.window - longest)
         if limit < 1 or longest + limit > self.window:
