@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ def prepared(prepare: Callable[[Task], Any], tasks: Sequence[Task]) -> list[Any]
         except QuestionTooLongError as error:
             return TooLong(str(error))
 
-    with ThreadPoolExecutor(thread_name_prefix="prepare") as pool:  # tokenizers leave the interpreter to others
+    # Tokenizers leave the interpreter to others; more threads than cores would only take memory.
+    with ThreadPoolExecutor(os.cpu_count(), "prepare") as pool:
         return list(pool.map(one, tasks))
 
 
