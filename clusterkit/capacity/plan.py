@@ -30,7 +30,7 @@ from trainer.config_tasks import (
 )
 from trainer.judge.servers import judge_urls, judges_folder
 from trainer.sft.start import examples_path
-from trainer.tasks.size import evaluates, training_size
+from trainer.tasks.size import evaluated_tasks, evaluates, training_size
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
 """Tokens of a prompt's wording with its chat template, rounded up."""
@@ -141,16 +141,16 @@ class RunPlan:
 
     @property
     def evaluation_trajectories(self) -> int:
-        """Held-out trajectories of the whole run, at most: fewer tasks may be held out than eval.num_tasks."""
+        """Held-out trajectories of the whole run, at most (see `evaluated_tasks`)."""
         table, between = self._evaluations
-        return self.config.eval.num_tasks * (2 * len(table) + between)
+        return evaluated_tasks(self.config).tasks * (2 * len(table) + between)
 
     @property
     def evaluation_tokens(self) -> int:
         """Approximate prompt and response tokens of the held-out trajectories of the whole run."""
         table, between = self._evaluations
         tokens = 2 * sum(map(self._trajectory_tokens, table)) + between * self._trajectory_tokens(self.chunks)
-        return round(self.config.eval.num_tasks * tokens)
+        return round(evaluated_tasks(self.config).tasks * tokens)
 
     @property
     def evaluation_steps(self) -> str:
@@ -291,7 +291,7 @@ class RunPlan:
     def _rollout_lines(self) -> list[str]:
         """Return the plan as text for trainer.type=null."""
         config, run = self.config, self.trial.run
-        tasks = config.eval.num_tasks
+        tasks = evaluated_tasks(config).tasks
         rows = [
             ("run", self.summary),
             ("tasks", f"at most {tasks} of {config.eval.split}, in {self.steps} steps; nothing is learned"),
@@ -378,7 +378,11 @@ class RunPlan:
         table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks and lengths else ""
         if settings.final_documents:
             table = f"; closing table at {settings.final_documents} documents"
-        told = f"{settings.num_tasks} held-out tasks before, after{often}{table}"
+        held = evaluated_tasks(self.config)
+        if not held.tasks:
+            return f"none: no task is held out for eval.split={settings.split}"
+        bound = "" if held.exact else "at most "
+        told = f"{bound}{held.tasks} held-out task{'s' * (held.tasks != 1)} before, after{often}{table}"
         if not self.evaluation_trajectories:
             return told
         return f"{told}; in all {self.evaluation_trajectories} trajectories, {self.evaluation_steps}"

@@ -9,7 +9,7 @@ from clusterkit.config import presets
 from clusterkit.config.presets import Measured
 from trainer.config import RunConfig, flatten
 from trainer.schedule import Schedule
-from trainer.tasks.size import training_size
+from trainer.tasks.size import evaluated_tasks, training_size
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def steps_per_epoch(config: RunConfig) -> int:
 def total_steps(config: RunConfig) -> int:
     """Return the training steps of the run; with trainer.type=null the batches of tasks."""
     if config.trainer.type == "null":
-        return -(-config.eval.num_tasks // config.rollout.batch_size)
+        return max(1, -(-evaluated_tasks(config).tasks // config.rollout.batch_size))
     return schedule(config).total_steps
 
 

@@ -10,6 +10,7 @@ import pytest
 from realparts import write_jsonl
 
 from clusterkit.capacity import timing
+from clusterkit.capacity.plan import RunPlan, remote_plan
 from clusterkit.capacity.preset_plan import plan_preset
 from clusterkit.config import presets
 from clusterkit.config.resolve import resolve
@@ -17,6 +18,8 @@ from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.runs import train_size
 from trainer.schedule import Schedule
+from trainer.tasks import make_source
+from trainer.tasks.examples import load_examples
 
 PAIRS = [(name, task) for name in presets.size_names() for task in presets.load_size(name).tasks]
 ROWS = {"math": 5 * 512 + 10, "memalpha": 562, "memagent": 300, "hotpotqa": 140, "sft": 400}
@@ -122,6 +125,41 @@ def test_the_questions_of_a_folder_are_counted(tmp_path: Path) -> None:
     assert train_size(config) == 120
     assert told(divided, "task.train_size=32")[0].startswith("at most 32 rows to train on, 2 steps")
     assert told(tmp_path / "nowhere")[0].startswith("at most 65536 rows")
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_no_more_held_out_questions_are_planned_than_there_are(tmp_path: Path, divided: bool) -> None:
+    for place, rows in {"train": 80, "dev": 40, "test": 20}.items() if divided else [("", 80)]:
+        (tmp_path / place).mkdir(exist_ok=True)
+        hotpotqa(tmp_path / place, rows)
+
+    def plan(*more: str) -> RunPlan:
+        here = [f"task.path={tmp_path}", "supervised.dataset=", "task.num_documents=2", *more]
+        return remote_plan(resolve("135M_read", None, here).config)
+
+    for split in ("dev", "test"):
+        config = plan(f"eval.split={split}").config
+        held = make_source(config).num_heldout(split)
+        assert 0 < held < config.eval.num_tasks == 128
+        told = plan(f"eval.split={split}").lines()
+        assert any(f"at most {held} held-out task{'s' * (held > 1)} before, after" in line for line in told)
+        whole, few = (plan(f"eval.split={split}", f"eval.num_tasks={count}") for count in (128, 1))
+        assert whole.evaluation_trajectories == held * few.evaluation_trajectories
+        made = plan(f"eval.split={split}", "trainer.type=null", "eval.every_steps=0", "rollout.batch_size=2")
+        assert (made.steps, f"at most {held} of {split}" in "\n".join(made.lines())) == (-(-held // 2), True)
+    assert "at most 128 held-out tasks" in plan("task.path=/nowhere")._evaluation()
+
+
+def test_held_out_rows_of_a_file_are_counted(tmp_path: Path) -> None:
+    share = ("task.eval_fraction=0.02", "eval.num_tasks=32")
+    examples = resolve("135M_cpu", "sft", [*sft(tmp_path, 400).split(), *share]).config
+    problems = resolve("135M_cpu", "math", [*math(tmp_path, 1000).split(), *share]).config
+
+    learned, held = len(load_examples(examples.task).heldout), make_source(problems).num_heldout("test")
+
+    assert (0 < learned < 32, 0 < held < 32) == (True, True)
+    assert remote_plan(examples)._evaluation().startswith(f"{learned} held-out tasks before")
+    assert remote_plan(problems)._evaluation().startswith(f"at most {held} held-out tasks before")
 
 
 @pytest.mark.parametrize(
