@@ -19,6 +19,7 @@ from clusterkit.capacity.shapes import ModelShape, shape_named
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level
 from clusterkit.common.text_plot import duration
+from clusterkit.config.presets import WholeRun
 from trainer.allocation import Layout, Part
 from trainer.config import RunConfig
 from trainer.config_agents import MemalphaAgentConfig, SingleTurnConfig
@@ -206,11 +207,12 @@ def check_disk(config: RunConfig, shape: ModelShape | None, time: StepTime | Non
     return [_warn("disk", f"{message}; AReaL's tutorial asks for {_gib(usual)}", fix)]
 
 
-def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
+def check_saves(config: RunConfig, time: StepTime | None, whole: WholeRun | None) -> list[Finding]:
     """Report when the first persistent checkpoint is written."""
     step = timing.save_interval(config)
     if time is None:
-        return [_ok("checkpoint", f"first persistent checkpoint after step {step}; nobody has published a step's time")]
+        unknown = "" if whole else "; nobody has published a step's time"
+        return [_ok("checkpoint", f"first persistent checkpoint after step {step}{unknown}")]
     away = timing.first_save_seconds(config, time.seconds)
     message = f"first persistent checkpoint after step {step}, in about {_hours(away)}"
     if config.checkpoint.save_freq_secs:
@@ -228,18 +230,24 @@ def check_saves(config: RunConfig, time: StepTime | None) -> list[Finding]:
     ]
 
 
-def check_hours(config: RunConfig, task: str, time: StepTime | None) -> list[Finding]:
+def check_hours(config: RunConfig, task: str, time: StepTime | None, whole: WholeRun | None) -> list[Finding]:
     """Report the hours of the whole run, and those until the model converged for others."""
     steps, evaluations = timing.total_steps(config), remote_plan(config).evaluation_steps
     beside = f", and held-out evaluations on top, {evaluations}" if evaluations else ""
+    if time is None and whole is not None:
+        took = f"{duration(whole.low_s)} to {duration(whole.high_s)}"
+        told = f"as the preset stands it took {took} from the command to the end ({whole.source})"
+        return [_ok("hours", f"{steps} steps{beside}; {told}")]
     if time is None:
         return [_ok("hours", f"{steps} steps{beside}; nobody has published how long one takes")]
-    whole = f"{duration(time.seconds)} a step ({time.basis}); all {steps} steps {_hours(steps * time.seconds)}{beside}"
+    all_steps = (
+        f"{duration(time.seconds)} a step ({time.basis}); all {steps} steps {_hours(steps * time.seconds)}{beside}"
+    )
     measured = timing.measured_for(config, task)
     if measured is None or measured.steps is None:
-        return [_ok("hours", f"{whole}; nobody has published how many steps it takes to converge")]
+        return [_ok("hours", f"{all_steps}; nobody has published how many steps it takes to converge")]
     converged = f"about {measured.steps} steps to converge, {_hours(measured.steps * time.seconds)}"
-    return [_ok("hours", f"{converged}; {whole}")]
+    return [_ok("hours", f"{converged}; {all_steps}")]
 
 
 def _training(config: RunConfig, shape: ModelShape, layout: Layout, gpu_memory: int, shared: bool) -> Finding:

@@ -131,6 +131,7 @@ class PresetPlan:
             "steps": timing.total_steps(config),
             "step_seconds": seconds,
             "step_basis": self.step.basis if self.step else "",
+            "whole_run": asdict(whole) if (whole := self.resolved.size.whole_run.get(self.resolved.task)) else None,
             "expected": [one.as_dict() for one in self.expected],
             "expected_unknown": why_unknown(config),
             "controllers_wanted": controllers_wanted(config),
@@ -205,6 +206,7 @@ def plan_preset(
         target = Target(nodes or config.n_nodes, gpus_per_node or config.n_gpus_per_node, memory)
         config, changes = rescale(config, target)
     step = timing.step_time(config, resolved.task, config.gpus, memory_gib)
+    whole = resolved.size.whole_run.get(resolved.task)
     shape = shape_of(config)
     findings = [
         *(Finding("", "trainer", Level.FAIL, f"it cannot run {part}", "") for part in missing_parts(config)),
@@ -217,8 +219,8 @@ def plan_preset(
         *checks.check_adapters(config, resolve(preset, task).config.train.learning_rate, shape),
         *checks.check_judge(config, memory),
         *checks.check_disk(config, shape, step),
-        *checks.check_saves(config, step),
-        *checks.check_hours(config, resolved.task, step),
+        *checks.check_saves(config, step, whole),
+        *checks.check_hours(config, resolved.task, step, whole),
     ]
     expected = tuple(expected_steps(config, [gpu] if gpu else list(GPUS), memory_gib=gpu_memory_gib))
     return PresetPlan(resolved, config, memory_gib, changes, tuple(findings), step, expected)

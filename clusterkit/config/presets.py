@@ -54,6 +54,15 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class WholeRun:
+    """How long a preset's command took, as the preset stands."""
+
+    low_s: float
+    high_s: float
+    source: str  # on what, under which conditions, and where that is written
+
+
+@dataclass(frozen=True)
 class SizePreset:
     """One file of presets/sizes: a model and the machine that it fits."""
 
@@ -67,6 +76,7 @@ class SizePreset:
     notes: dict[str, str] = field(default_factory=dict)  # reasons of values, by dotted key
     task_notes: dict[str, dict[str, str]] = field(default_factory=dict)  # reasons of the values of per_task
     measured: dict[str, Measured] = field(default_factory=dict)  # by task
+    whole_run: dict[str, WholeRun] = field(default_factory=dict)  # by task
     gpu_memory_gib: float = 0  # of the GPUs that the values are for; 0 if none are needed
     suggested: bool = True
     """Whether `setup` may name it as what comes next; false where it needs data that are made first."""
@@ -111,7 +121,8 @@ def load_size(name: str) -> SizePreset:
         )
     data = _read(folder() / "sizes" / f"{name}.yaml")
     measured = {task: Measured(**values) for task, values in data.get("measured", {}).items()}
-    return SizePreset(name=name, **{**data, "tasks": tuple(data["tasks"]), "measured": measured})
+    whole = {task: WholeRun(**values) for task, values in data.get("whole_run", {}).items()}
+    return SizePreset(name=name, **{**data, "tasks": tuple(data["tasks"]), "measured": measured, "whole_run": whole})
 
 
 def load_task(name: str) -> TaskPreset:

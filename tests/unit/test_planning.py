@@ -214,6 +214,17 @@ def test_hours_are_those_of_the_published_table(preset: str, hours_to_save: floa
     assert (plan["step_seconds"], plan["convergence_steps"]) == (measured.step_seconds, measured.steps)
 
 
+def test_the_time_of_a_whole_run_is_told_with_its_conditions() -> None:
+    plan = plan_preset("135M_read")
+    said = message_of(plan, "hours")
+
+    assert "as the preset stands it took 16 min 36 s to 19 min 15 s from the command to the end" in said
+    assert "beside another run on its H200, with rollout.gpu_memory_fraction=0.2" in said
+    assert plan.as_dict()["whole_run"]["high_s"] == 19 * 60 + 15
+    assert "nobody has published" not in said + message_of(plan, "checkpoint")
+    assert plan_preset("135M").as_dict()["whole_run"] is None
+
+
 def test_a_late_checkpoint_is_warned_of_and_the_way_out_works() -> None:
     late, soon = plan_preset("1.5B_n1"), plan_preset("1.5B_n1", None, ["checkpoint.save_freq_secs=3600"])
 
