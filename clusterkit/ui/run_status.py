@@ -43,7 +43,7 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
             rows.append(("engines", text))
     facts = status.as_dict()
     if history.learns:
-        rows.append(("recover", _checkpoint(facts["recover"])))
+        rows.append(("recover", _checkpoint(facts["recover"], no_recover_text(status))))
         rows.append(("saved", _checkpoint(facts["save"])))
     rows.append(("attempts", str(facts["attempts"])))
     if status.silence is not None:
@@ -127,6 +127,17 @@ def warmup_text(record: Record, *, counted: bool = True) -> str:
     return ", ".join(parts)
 
 
+def no_recover_text(status: Status) -> str:
+    """Return what a run without a recover checkpoint of its own steps goes on from: its supervised start's, if any."""
+    run, warmup = status.run, status.history.warmup or {}
+    if run.has_supervised_checkpoint:
+        return "none of its own steps yet; its supervised start is done and kept"
+    if run.keeps_supervised:
+        step = warmup.get("recover_step") if is_supervised(warmup) else None
+        return f"that of its supervised start{f', after step {step}' if step else ''}"
+    return "none yet"
+
+
 def measured_text(record: Record) -> str:
     """Return the score of an evaluation with its name, or the loss if the run learns from given answers."""
     loss, accuracy = number(record, "loss"), number(record, "accuracy")
@@ -184,7 +195,7 @@ def _evaluation(record: Record) -> str:
     return f"{shown} after step {record.get('global_step', '?')}"
 
 
-def _checkpoint(facts: dict[str, Any]) -> str:
+def _checkpoint(facts: dict[str, Any], none: str = "none yet") -> str:
     if not facts["count"]:
-        return "none yet"
+        return none
     return f"after step {facts['global_step']}, {duration(facts['age_s'])} ago, {size(facts['bytes'])}"

@@ -172,6 +172,28 @@ def test_a_supervised_start_is_shown_with_what_is_left_of_it_and_is_no_step(tmp_
     ) in text
 
 
+def test_what_a_run_goes_on_from_before_its_first_recover_checkpoint_is_told(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).config("train.total_steps=12")
+    _, start, done = writer.run.what_is_kept
+    told = []
+
+    for path, step in ((None, None), (start, 20), (done, None)):
+        if path is not None:
+            path.parent.mkdir(parents=True)
+            path.touch()
+        writer.record("warmup", phase="supervised", step=30, steps=600, recover_step=step)
+        text = _text(observe(writer.run, writer.clock))
+        told += [line for line in text.splitlines() if line.startswith("recover ")]
+    writer.attempt(total_steps=12).steps(1, 2).recover(2)
+
+    assert told == [
+        "recover      none yet",
+        "recover      that of its supervised start, after step 20",
+        "recover      none of its own steps yet; its supervised start is done and kept",
+    ]
+    assert "recover      after step 2, " in _text(observe(writer.run, writer.clock))
+
+
 def test_what_is_measured_before_the_first_step_and_after_the_last_one_is_told(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path).config("train.total_steps=12").attempt(total_steps=12)
     measured = "start        measuring held-out tasks before step 1, {} lines of the table done"

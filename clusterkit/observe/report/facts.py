@@ -17,7 +17,7 @@ from clusterkit.runs.log.metrics import Record, mapping, number, score_name
 from clusterkit.runs.status import Status
 from clusterkit.ui.interval_plot import Line, Point, interval_plot
 from clusterkit.ui.markup import Html, join, table, tag
-from clusterkit.ui.run_status import is_supervised, warmup_text
+from clusterkit.ui.run_status import is_supervised, no_recover_text, warmup_text
 
 AVERAGED = 20
 """The first and the latest reward are means of so many steps."""
@@ -133,20 +133,20 @@ def _time(run: Run, _: Status) -> str:
     return f"{duration(sum(times))} in steps: {shares(run.history.time_split())}" if times else ""
 
 
-def _checkpoint(facts: dict[str, Any], number_of_them: bool) -> str:
+def _checkpoint(facts: dict[str, Any], *, none: str = "none yet", counted: bool = False) -> str:
     if not facts["count"]:
-        return "none yet"
-    counted = f"{facts['count']}, the latest " if number_of_them else ""
+        return none
+    number_of_them = f"{facts['count']}, the latest " if counted else ""
     step = "" if facts["global_step"] is None else f"after step {facts['global_step']}, "
-    return f"{counted}{step}{size(number(facts, 'bytes'))}, {duration(facts['age_s'])} ago"
+    return f"{number_of_them}{step}{size(number(facts, 'bytes'))}, {duration(facts['age_s'])} ago"
 
 
 def _recover(_: Run, status: Status) -> str:
-    return _checkpoint(status.checkpoint(status.history.recovers), False)
+    return _checkpoint(status.checkpoint(status.history.recovers), none=no_recover_text(status))
 
 
 def _saved(_: Run, status: Status) -> str:
-    return _checkpoint(status.checkpoint(status.history.saves), True)
+    return _checkpoint(status.checkpoint(status.history.saves), counted=True)
 
 
 def _restarts(run: Run, _: Status) -> str:
