@@ -61,6 +61,7 @@ class Status:
             "message": self.message,
             "progress": {
                 **history.progress(self.total_steps, self.eta),
+                "closing_evaluation_s": history.closing_seconds if self.alive else None,
                 "tokens_per_s": last.get("tokens_per_s"),
             },
             "warmup": history.warmup if not history.steps else None,

@@ -21,6 +21,7 @@ from clusterkit.ui.run_status import (
     is_supervised,
     labelled_text,
     measured_text,
+    to_go,
     warmup_label,
     warmup_text,
 )
@@ -109,7 +110,7 @@ def _step_line(record: Record, history: History) -> str:
         f"step {record.get('global_step', '?')}/{history.total_steps or '?'}  "
         f"{name} {'?' if value is None else f'{value:.3f}'}  "
         f"{count(number(record, 'tokens_per_s'))} tokens/s  {duration(number(record, 'step_time_s'))}  "
-        f"ETA {duration(history.eta())}"
+        f"ETA {to_go(history, history.eta())}"
     )
 
 
@@ -176,7 +177,7 @@ class LiveDisplay:
         done = number(warming, "step") if warming else history.global_step
         total = (number(warming, "steps") if warming else history.total_steps) or 0
         left = number(warming, "remaining_s") if warming else history.eta()
-        eta = "" if left is None else f"ETA {duration(left)}"
+        eta = "" if left is None else f"ETA {duration(left) if warming else to_go(history, left)}"
         bar = ProgressBar(total=total or 1, completed=done or 0, width=30)
         what = warmup_label(warming) if warming else "step"
         position = f"{what} {done or 0:.0f}/{total:.0f}" if total else ""

@@ -8,7 +8,7 @@ from typing import Any
 from clusterkit.common.text_plot import count, duration, shares, size, sparkline
 from clusterkit.config.fields import setting_text
 from clusterkit.runs.diagnose.view import Explanation, explain
-from clusterkit.runs.log.metrics import Record, number, score_name
+from clusterkit.runs.log.metrics import History, Record, number, score_name
 from clusterkit.runs.status import Status
 
 SHOWN_WARNINGS = 3
@@ -138,6 +138,18 @@ def no_recover_text(status: Status) -> str:
     return "none yet"
 
 
+def to_go(history: History, steps_left: float | None) -> str:
+    """Return the time to the end of a run: steps, and its closing evaluation, by what that took before the first step.
+
+    Args:
+        steps_left: seconds to the end of the last step; None: unknown.
+    """
+    closing = history.closing_seconds
+    if steps_left is None:
+        return duration(None)
+    return f"{duration(steps_left + closing)}{', closing evaluation included' if closing else ''}"
+
+
 def measured_text(record: Record) -> str:
     """Return the score of an evaluation with its name, or the loss if the run learns from given answers."""
     loss, accuracy = number(record, "loss"), number(record, "accuracy")
@@ -184,8 +196,8 @@ def _step(status: Status) -> str:
     if last.get("epoch"):
         text += f"  (epoch {last['epoch']}/{last.get('epochs', '?')}, step {last.get('epoch_step', '?')}"
         text += f"/{last.get('steps_per_epoch', '?')})"
-    if status.alive and status.eta:  # 0 after the last step
-        text += f"  ETA {duration(status.eta)}"
+    if status.alive and status.eta is not None and status.eta + history.closing_seconds:  # 0 at the end
+        text += f"  ETA {to_go(history, status.eta)}"
     return text
 
 

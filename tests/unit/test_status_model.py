@@ -115,6 +115,7 @@ def test_json_has_the_promised_shape(tmp_path: Path) -> None:
         "total_steps": 30,
         "eta_s": 80.0,
         "step_time_s": 4.0,
+        "closing_evaluation_s": None,
         "tokens_per_s": 12345.0,
     }
     assert facts["stats"] == {"task_reward": 0.1}
@@ -134,6 +135,33 @@ def test_the_eta_of_a_living_run_runs_down_while_a_step_runs(tmp_path: Path) -> 
     with hold_lock(writer.run.logs / "run.lock"):
         assert observe(writer.run, writer.clock + 3).eta == pytest.approx(77.0)
         assert observe(writer.run, writer.clock + 50).eta == pytest.approx(76.0)  # at most one step is under way
+
+
+def test_the_eta_includes_the_closing_evaluation_by_what_it_took_before_the_first_step(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).attempt(total_steps=12)
+
+    def told() -> str:
+        return next(line for line in _text(observe(writer.run, writer.clock)).splitlines() if line.startswith("step "))
+
+    def measured(name: str, step: int, seconds: float, **line: object) -> None:
+        writer.record("eval", name=name, global_step=step, seconds=seconds, **line)
+
+    with hold_lock(writer.run.logs / "run.lock"):
+        for seconds, line in ((30.0, {}), (20.0, {"documents": 8}), (10.0, {"blank_memory": True})):
+            measured("before", 0, seconds, **line)
+        assert "ETA" not in told(), "the time of a step is unknown"
+        writer.steps(1, 10, total_steps=12)
+        measured("heldout", 10, 15.0)
+        assert told().endswith("ETA 1 min 08 s, closing evaluation included")
+        status = observe(writer.run, writer.clock)
+        assert status.as_dict()["progress"]["closing_evaluation_s"] == 60.0
+        assert status.eta == 8.0, "steps alone"
+        writer.steps(11, 12, total_steps=12)
+        measured("after", 12, 25.0)
+        assert told().endswith("ETA 30 s, closing evaluation included")
+        measured("after", 12, 25.0, documents=8)
+        measured("after", 12, 25.0, blank_memory=True)
+        assert "ETA" not in told()
 
 
 def test_text_shows_trend_speed_checkpoint_and_what_to_do(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from clusterkit.runs.log.metrics import Record, mapping, number, score_name
 from clusterkit.runs.status import Status
 from clusterkit.ui.interval_plot import Line, Point, interval_plot
 from clusterkit.ui.markup import Html, join, table, tag
-from clusterkit.ui.run_status import is_supervised, no_recover_text, warmup_text
+from clusterkit.ui.run_status import is_supervised, no_recover_text, to_go, warmup_text
 
 AVERAGED = 20
 """The first and the latest reward are means of so many steps."""
@@ -79,7 +79,7 @@ def _step(run: Run, status: Status) -> Html:
 
 
 def _remaining(_: Run, status: Status) -> str:
-    return f"about {duration(status.eta)}" if status.alive and status.eta is not None else ""
+    return f"about {to_go(status.history, status.eta)}" if status.alive and status.eta is not None else ""
 
 
 def _warmup(run: Run, _: Status) -> str:

@@ -207,6 +207,16 @@ class History:
         return sum(record.get("name") == "after" for record in self.evals)
 
     @property
+    def closing_seconds(self) -> float:
+        """Seconds of the lines of the closing table that are to come, by what each took before the first step.
+
+        0 where that is not known: nothing was measured before, or nothing is held out.
+        """
+        took = {_table_line(one): number(one, "seconds") or 0.0 for one in self.evals if one.get("name") == "before"}
+        done = {_table_line(one) for one in self.evals if one.get("name") == "after"}
+        return sum(seconds for line, seconds in took.items() if line not in done)
+
+    @property
     def learns(self) -> bool:
         """Whether the run trains; not so with trainer.type=null."""
         return not self.attempts or self.attempts[-1].get("type") != "null"
@@ -337,6 +347,11 @@ def _last_evaluation(file: BinaryIO, end: int) -> Record | None:
 def _read(file: BinaryIO, begin: int, end: int) -> bytes:
     file.seek(begin)
     return file.read(end - begin)
+
+
+def _table_line(record: Record) -> tuple[int, int, bool]:
+    """Return which line of the closing table an evaluation is."""
+    return whole(record, "chunks"), whole(record, "documents"), bool(record.get("blank_memory"))
 
 
 def latest_checkpoint(records: list[Record], now: float) -> dict[str, Any]:
