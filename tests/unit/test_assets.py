@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from commandline import run_clusterkit
 
-from clusterkit.data.assets import get_asset, list_assets
+from clusterkit.cli.actions.assets import get
+from clusterkit.data.assets import CATALOGUE, get_asset, list_assets
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import RunError, UserError
 from trainer.tasks.hotpotqa import HotpotQA
@@ -166,6 +167,27 @@ def test_data_put_into_the_cache_by_hand_is_checked(mini_hotpotqa: Path, cache: 
     (Path(cache) / "hotpotqa" / "documents.jsonl").write_text("no json")
     with pytest.raises(UserError, match=r"documents\.jsonl, line 1: not JSON"):
         get_asset("hotpotqa", "", cache, say=quiet)
+
+
+def test_the_next_command_says_what_else_it_needs(
+    official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLUSTERKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CLUSTERKIT_DATA", str(tmp_path / "data"))
+    model, train = CATALOGUE["smollm2-135m"], "clusterkit train --preset 135M_cpu"
+
+    assert model.next_command() == f"clusterkit assets get hotpotqa && {train}"
+    assert model.next_command("my cache") == (
+        f"clusterkit assets get hotpotqa --cache-dir 'my cache' && {train} 'cache_dir=my cache'"
+    )
+    get("hotpotqa", str(official), "", force=False, as_json=False)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"next: clusterkit assets get smollm2-135m && {train} --task hotpotqa"
+    assert model.next_command() == train
+    (state,) = (state for state in list_assets() if state["name"] == "hotpotqa")
+    assert state["use"] == f"clusterkit assets get smollm2-135m && {train} --task hotpotqa"
+    model.folder().mkdir(parents=True)
+    assert CATALOGUE["hotpotqa"].next_command() == f"{train} --task hotpotqa"
 
 
 def test_list_says_what_the_cache_has(official: Path, cache: str) -> None:

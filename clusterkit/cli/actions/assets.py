@@ -34,7 +34,7 @@ def get(name: str, source: str, cache_dir: str, force: bool, as_json: bool) -> N
     what = "is there already, unchanged" if record["outcome"] == "present" else "is ready"
     counts = [f"{record[key]:,} {key}" for key in ("parameters", "questions", "documents") if key in record]
     output.result(f"{record['name']} {what}: {record['path']} ({', '.join([*counts, _megabytes(record['bytes'])])})")
-    output.result(f"next: {CATALOGUE[record['name']].use}")
+    output.result(f"next: {CATALOGUE[record['name']].next_command(cache_dir)}")
 
 
 def _megabytes(size: int) -> str:

