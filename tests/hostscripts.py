@@ -16,6 +16,7 @@ from clusterkit.backends.ray import overviews as run_overviews
 from clusterkit.backends.ray import storage as run_storage
 from clusterkit.backends.ray.head import Head
 from clusterkit.evaluate import job, remote
+from clusterkit.evaluate.request import SubmittedEval
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision import cluster_lock
 from clusterkit.provision.assets import upload, view
@@ -242,6 +243,8 @@ def _storage() -> list[HostScript]:
         f"{logs}/attempt_1/console.log": "line\n",
         f"{run.recover}/LATEST": "1\n",
         "/storage/evals/one/results.json": "{}",
+        "/storage/evals/records/a/samples.jsonl": "",
+        "/storage/evals/logs/a.yaml": "",
         "/storage/servers/a.json": "{}",
         "/storage/checkpoints/epoch1step1globalstep1/config.json": "{}",
     }
@@ -249,6 +252,7 @@ def _storage() -> list[HostScript]:
     def head(session: Any) -> Head:
         return Head(session, cluster, "")
 
+    submitted = SubmittedEval("a", "/storage/evals", "/storage/evals/logs/a.log", "")
     found = []
     for name, call in (
         ("runs: records", lambda s: run_storage.fetch_records(s, str(run.fileroot), "user", "tiny", Path("/nowhere"))),
@@ -263,6 +267,7 @@ def _storage() -> list[HostScript]:
         ("runs: attempts", lambda s: run_storage.newest_attempt(s, run)),
         ("runs: listing", lambda s: run_files.listing(head(s), run)),
         ("evaluation: results", lambda s: job.newest_results(head(s), "/storage/evals")),
+        ("evaluation: refused", lambda s: job.remove_refused(head(s), submitted)),
         ("evaluation: checkpoint", lambda s: remote._checkpoint_in(head(s), "/storage/checkpoints")),
         ("serving: servers", lambda s: engines.remote_servers(head(s), Path("/storage/servers"))),
     ):

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from clusterkit.common import text_plot
 from clusterkit.evaluate.process import EvalOutputParser, Finished, WatchOutputParser
 from clusterkit.evaluate.request import SubmittedEval
 from clusterkit.runs.directory import user_name
+from clusterkit.ssh.api import HostError
 from evaluation.config import EvalConfig, WatchConfig
 from evaluation.record import output_lock
 from evaluation.results import RESULTS
@@ -161,10 +163,30 @@ async def follow(selection: Selection, submitted: SubmittedEval, local: Path, sa
     job = await follow_output(selection, submitted, parser, say)
     code = _exit_code(job)
     folder = None
+    if code == UserError.exit_code and parser.error:
+        async with head_of(selection) as head:
+            await remove_refused(head, submitted)
     if parser.answer is not None and code in (0, 1):
         async with head_of(selection) as head:
             folder = await copy_results(head, submitted.output, PurePosixPath(parser.answer["results"]).name, local)
     return parser.finished(code, folder, _ending(job, submitted))
+
+
+async def remove_refused(head: Head, submitted: SubmittedEval) -> None:
+    """Remove a refused evaluation's request and log, and the folders that hold nothing else, unless it has answers."""
+    output, log = shlex.quote(submitted.output), shlex.quote(submitted.log)
+    request = shlex.quote(str(PurePosixPath(submitted.log).with_suffix(".yaml")))
+    script = f"""answers=
+if [ -d {output}/records ]; then
+  answers=$(find {output}/records -name samples.jsonl -newer {request} -print -quit)
+fi
+if [ -z "$answers" ]; then
+  rm -f {request} {log}
+  rmdir --ignore-fail-on-non-empty {output}/logs {output}
+fi
+"""
+    with suppress(HostError):  # the refusal is what is to be told
+        await run_checked(head, script)
 
 
 async def follow_watch(

@@ -22,6 +22,8 @@ from clusterkit.backends.ray.files import listing
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.mirror import Copies, _is_record
 from clusterkit.backends.ray.storage import fetch_records
+from clusterkit.evaluate.job import remove_refused
+from clusterkit.evaluate.request import SubmittedEval
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import observe
@@ -101,6 +103,28 @@ def test_its_progress_is_noticed_and_its_own_numbers_are_not_brought(there: RunD
     write(there.recover / "supervised" / "LATEST")
     write(there.logs / "supervised" / "start.json")
     assert records() == {"config.yaml", "supervised/LATEST", "supervised/start.json"}
+
+
+def test_a_refused_evaluation_leaves_nothing_there_but_what_belongs_to_answers(tmp_path: Path) -> None:
+    head = Head(cast("Session", Unprivileged()), Cluster(name="lab", hosts=(Host(name="here"),)), "")
+
+    def left(output: Path, *others: str) -> list[str]:
+        for name in ("logs/job.log", *others, "logs/job.yaml"):
+            write(output / name)
+        os.utime(output / "logs" / "job.yaml", (1, 1))
+        asyncio.run(remove_refused(head, SubmittedEval("job", str(output), str(output / "logs" / "job.log"), "")))
+        return sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_file())
+
+    assert left(tmp_path / "none") == []
+    assert not (tmp_path / "none").exists()
+    assert left(tmp_path / "others", "logs/other.log") == ["logs/other.log"]
+    answered = ["logs/job.log", "logs/job.yaml", "records/a/samples.jsonl"]
+    assert left(tmp_path / "answered", "records/a/samples.jsonl") == answered
+    os.utime(tmp_path / "answered" / "records" / "a" / "samples.jsonl", (0, 0))
+    asyncio.run(
+        remove_refused(head, SubmittedEval("job", str(tmp_path / "answered"), f"{tmp_path}/answered/logs/job.log", ""))
+    )
+    assert not (tmp_path / "answered" / "logs").exists(), "its answers are those of an earlier one"
 
 
 def test_a_cluster_whose_clock_is_behind_does_not_make_its_run_stalled(tmp_path: Path) -> None:
