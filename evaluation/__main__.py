@@ -12,6 +12,7 @@ from pathlib import Path
 from evaluation.config import EvalConfig
 from evaluation.evaluate import evaluate
 from trainer.configfile import read_config
+from trainer.disk import file_failure
 from trainer.entry import run_command
 from trainer.signals import StopFlag
 
@@ -22,7 +23,12 @@ def main() -> int:
 
 
 def _evaluate(path: Path, stop: StopFlag) -> int:
-    place = evaluate(read_config(path, EvalConfig), stop)
+    try:
+        place = evaluate(read_config(path, EvalConfig), stop)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        raise file_failure(error) from error
     status = json.loads((place / "results.json").read_text(encoding="utf-8"))["status"]
     print(json.dumps({"results": str(place), "status": status}))
     return 0 if status == "complete" else 1

@@ -71,6 +71,8 @@ def choose_checkpoint(typed: str | None, fileroot: Path) -> str:
         folder = Path(typed).expanduser()
         if folder.is_dir() and not (folder / "config.json").is_file() and (inside := checkpoints_in(folder)):
             return str(inside[-1].absolute())
+        if folder.is_file():
+            raise UserError(f"--model-path {typed} is a file: name the folder of a checkpoint")
         if folder.exists():
             return str(folder.absolute())
         if typed.startswith(("/", ".", "~")) or typed.count("/") > 1:

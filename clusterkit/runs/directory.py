@@ -235,6 +235,12 @@ def runs(
     return sorted(found, key=lambda run: (last_start(run), run.experiment, run.trial))
 
 
+def require_listable(fileroot: Path, user: str | None = None) -> None:
+    """Raise PermissionError where a user's runs (None: this one's) may not be listed, which `runs` takes for none."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(fileroot / "logs" / (user or user_name())):
+        pass
+
+
 def numbered_trials(fileroot: Path, experiment: str) -> list[int]:
     """Return the numbers N of the trials named runN, in order."""
     names = [TRIAL_NAME.match(run.trial) for run in runs(fileroot, experiment)]

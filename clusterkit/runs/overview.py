@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.common.text_plot import iso_time
-from clusterkit.runs.directory import RunDirectory, runs
+from clusterkit.runs.directory import RunDirectory, require_listable, runs
 from clusterkit.runs.log.metrics import History, newest_history, number, score_name
 from clusterkit.runs.slurm.queue import was_submitted
 from clusterkit.runs.status import ENDED, Status, observe
@@ -92,6 +92,7 @@ def overviews(
         trial: the same.
         ask_queue: ask Slurm about its jobs; without that, the state of one that has not ended is `submitted`.
     """
+    require_listable(fileroot, user)
     now = time.time()
     for run in reversed(runs(fileroot, user=user)):
         if fnmatchcase(run.experiment, experiment or "*") and fnmatchcase(run.trial, trial or "*"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterkit.common.text_plot import iso_time
-from clusterkit.runs.directory import RunDirectory, killed_launcher, lock_holder, runs
+from clusterkit.runs.directory import RunDirectory, killed_launcher, lock_holder, require_listable, runs
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.metrics import History, Record, latest_checkpoint, number, read_history
 from clusterkit.runs.log.tail import failure_message
@@ -93,11 +93,12 @@ def find_run(
     """Return the newest run of that experiment, trial and user; None fits any (the user: only this one).
 
     Raises:
-        RunError: there is no such run.
+        RunError: there is no such run. PermissionError: the user's runs may not be listed.
     """
     found = runs(fileroot, experiment, trial, user)
     if found:
         return found[-1]
+    require_listable(fileroot, user)
     others = runs(fileroot, user=user)
     if others:
         alike = [run for run in others if not experiment and run.experiment == trial]  # its name in place of a trial's
