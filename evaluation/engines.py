@@ -24,7 +24,7 @@ from trainer.config_parts import ModelConfig
 from trainer.engines.base import Engine, EngineError
 from trainer.engines.dialects import make_dialect
 from trainer.engines.embedded import EmbeddedEngine
-from trainer.engines.http import Server, ServerPool
+from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.options import ServerOptions
 from trainer.engines.served import ServedEngine
 from trainer.errors import RunError, UserError
@@ -126,10 +126,10 @@ async def _running(config: EvalConfig, kind: str, folder: Path, tokenizer: Any) 
         await engine.pool.close()
 
 
-def _served(kind: str, folder: Path, tokenizer: Any) -> ServedEngine:
+def _served(kind: str, folder: Path, tokenizer: Any, limits: Limits | None = None) -> ServedEngine:
     """An engine over a pool that is empty yet."""
     dialect = make_dialect(kind)  # type: ignore[arg-type]
-    return ServedEngine(ServerPool(dialect.health_path), dialect, folder, _stop_ids(folder, tokenizer))
+    return ServedEngine(ServerPool(dialect.health_path, limits), dialect, folder, _stop_ids(folder, tokenizer))
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, 
         )
         for number, gpus in enumerate(groups)
     ]
-    engine = _served(kind, folder, tokenizer)
+    engine = _served(kind, folder, tokenizer, Limits.beside(server.hang_seconds))
     servers = KeptServers(kind, engine, options, server.restarts, server.hang_seconds)  # type: ignore[arg-type]
     try:
         versions = await servers.start()

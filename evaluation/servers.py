@@ -84,6 +84,8 @@ class KeptServers:
         while True:
             while not self.served.pool.usable() and self._may_come_back():
                 await asyncio.sleep(POLL_SECONDS)
+            if self._watch is not None and self._watch.done():
+                self._watch.result()  # without it a server that hangs would be waited for without end
             try:
                 return await self.served.generate(prompt_ids, params, key=key)
             except EngineGoneError:

@@ -133,6 +133,17 @@ def test_a_server_whose_engine_is_dead_is_given_up_although_it_answers() -> None
     asyncio.run(scenario())
 
 
+def test_a_request_waits_until_a_server_that_hangs_is_given_up_and_without_end_where_none_is() -> None:
+    assert [Limits.beside(seconds).request for seconds in (10.0, 600.0, 1200.0)] == [1800.0, 1800.0, 3600.0]
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            pool, _ = await pool_of(stack, well, limits=Limits.beside(0.0))
+            assert await ask(pool) == "s0"
+
+    asyncio.run(scenario())
+
+
 def test_errors_of_a_server_are_tried_again_elsewhere_and_then_told() -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:

@@ -76,12 +76,13 @@ def test_as_many_servers_may_hang_at_a_request_as_one_is_started_again(
 ) -> None:
     """One at least: where none is started again others may have it."""
     monkeypatch.setattr(samplers, "collect_seldom", lambda: None)
-    config = small_config(f"fileroot={job.config.fileroot}", "servers.engine=vllm", f"servers.restarts={restarts}")
+    servers = ["servers.engine=vllm", f"servers.restarts={restarts}", "servers.hang_seconds=1000"]
+    config = small_config(f"fileroot={job.config.fileroot}", *servers)
     parts: Any = dict.fromkeys(("world", "source", "course", "agent", "reward", "stop"))
     served = serve(SamplerParts(config=config, stop_ids={0}, window=0, **parts), job.model)
     served.loop.close()
-    assert served.engine.pool.hangs_allowed == allowed
-    assert _Controller(replace(job, config=config), pipe[1]).pool.hangs_allowed == allowed
+    for pool in (served.engine.pool, _Controller(replace(job, config=config), pipe[1]).pool):
+        assert (pool.hangs_allowed, pool.limits.request) == (allowed, 3000.0)
 
 
 def test_requests_wait_while_the_run_has_too_few_servers(job: WorkerJob, pipe: tuple[Connection, Connection]) -> None:

@@ -14,6 +14,7 @@ from trainer.engines.base import EngineError
 from trainer.engines.dialect import Dialect
 from trainer.engines.http import RefusedError, Server, ServerPool
 from trainer.engines.served import ServedEngine
+from trainer.errors import UserError
 
 LOOK_SECONDS = 5.0
 ASKS = 4
@@ -85,6 +86,8 @@ async def _works(dialect: Dialect, pool: ServerPool, server: Server, seconds: fl
         return True
     except EngineError:
         return False
+    except UserError:  # of this process, such as too many open files
+        return True
     finally:
         server.in_flight -= 1
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 import time
 from collections import Counter, OrderedDict, defaultdict
@@ -38,6 +39,7 @@ WAIT_SECONDS = 0.2
 LAGGED = 0.2
 """A connection that was not made in time counts for nothing where this process was kept from it for so much of that."""
 
+REQUEST_SECONDS = 1800.0
 # Until the end of a server's process is noticed at the latest.
 NOTICE_SECONDS = 0.5
 
@@ -62,17 +64,22 @@ class HangsServersError(RunError):
 class Limits:
     """How long to wait, in seconds, and how often to try.
 
-    connect: for a connection. request: for the answer to a sampling request. control: for other calls.
+    connect: for a connection. request: for the answer to a sampling request (see `Limits.beside`). control: for others.
     health: for the health check that decides whether a server that failed a request is gone.
     attempts: tries of one request on servers that are there but fail. backoff: before the second try; then doubled.
     """
 
     connect: float = 5.0
-    request: float = 1800.0
+    request: float = REQUEST_SECONDS
     control: float = 60.0
     health: float = 30.0
     attempts: int = 5
     backoff: float = 0.2
+
+    @classmethod
+    def beside(cls, hang_seconds: float) -> Limits:
+        """Those beside a watch that gives up servers that hang: requests wait until it has, 0: without end."""
+        return cls(request=max(REQUEST_SECONDS, 3 * hang_seconds) if hang_seconds else math.inf)
 
 
 @dataclass(slots=True, eq=False)
@@ -335,7 +342,8 @@ class ServerPool:
         try:
             while not status:
                 left = seconds - (time.monotonic() - began)
-                timeout = aiohttp.ClientTimeout(total=max(left, 0.001), sock_connect=self.limits.connect)
+                total = max(left, 0.001) if math.isfinite(left) else None
+                timeout = aiohttp.ClientTimeout(total=total, sock_connect=self.limits.connect)
                 lagged = lag.seconds()
                 try:
                     async with session.request(
@@ -409,8 +417,8 @@ def _hangs_servers(server: Server, hangs: str) -> HangsServersError:
     return HangsServersError(
         f"{hangs}. At the last one, {server.name}, these tasks were under way: {', '.join(names[:NAMED])}{more}. Look "
         "for the cause in the servers' logs; change servers.flags or the engine's version, leave the task out of the "
-        "data, or raise servers.hang_seconds where such a turn only takes long. The newest recover checkpoint is kept: "
-        "the same command goes on from it"
+        "data, or raise servers.hang_seconds where such a turn only takes long. What was done is kept, and the same "
+        "command goes on from it"
     )
 
 

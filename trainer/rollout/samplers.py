@@ -12,7 +12,7 @@ from trainer.config import RunConfig
 from trainer.connections import collect_seldom
 from trainer.engines.dialects import make_dialect
 from trainer.engines.embedded import EmbeddedEngine
-from trainer.engines.http import ServerPool
+from trainer.engines.http import Limits, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.errors import UserError
 from trainer.paths import RunPaths
@@ -65,9 +65,9 @@ def serve(parts: SamplerParts, model: Path) -> Served:
     collect_seldom()
     dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm", serves_adapters(config))
     loop = BackgroundLoop()
-    pool = ServerPool(dialect.health_path)
-    # A server that died is started again by its host: until then nothing is lost and nothing fails.
     c = config.serving
+    pool = ServerPool(dialect.health_path, Limits.beside(c.hang_seconds))
+    # A server that died is started again by its host: until then nothing is lost and nothing fails.
     pool.least, pool.patience = max(c.min_required, 1), c.patience_seconds or c.start_seconds
     pool.hangs_allowed = max(c.restarts, 1)
     engine = ServedEngine(pool, dialect, model, parts.stop_ids)

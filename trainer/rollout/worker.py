@@ -31,7 +31,7 @@ from trainer.config import RunConfig
 from trainer.connections import collect_seldom
 from trainer.engines.dialects import make_dialect
 from trainer.engines.hang_watch import watch_for_hangs
-from trainer.engines.http import Server, ServerPool
+from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.served import ServedEngine
 from trainer.engines.served_stats import ServedStats
 from trainer.errors import UserError
@@ -76,7 +76,7 @@ class _Controller:
         tokenizer = load_tokenizer(job.model)
         agent = make_agent(config, tokenizer)
         dialect = make_dialect("sglang" if config.engine == "sglang" else "vllm", serves_adapters(config))
-        self.pool = ServerPool(dialect.health_path)
+        self.pool = ServerPool(dialect.health_path, Limits.beside(config.serving.hang_seconds))
         # Of this share of the servers the last one may be lost: rank 0 then tells others, and whether all are enough.
         self.pool.least, self.pool.patience = 1, config.serving.patience_seconds or config.serving.start_seconds
         self.pool.hangs_allowed = max(config.serving.restarts, 1)
