@@ -297,9 +297,9 @@ def test_headings_are_those_of_markdown_and_restructuredtext_and_no_comments_of_
     passages, _, _ = read_passages(tmp_path / "notes.md")
 
     assert [(one.document.title, one.document.text) for one in passages] == [
-        ("One", "First. # no heading make it Second. # none either run"),
+        ("One", "First.\n# no heading\nmake it\nSecond.\n# none either run"),
         ("Two", "Third."),
-        ("Three", "Fourth. Fifth and more. ---"),
+        ("Three", "Fourth. Fifth and more."),
     ]
 
 

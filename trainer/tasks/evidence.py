@@ -31,7 +31,11 @@ def evidence_of(question: Question) -> tuple[Evidence, ...]:
 
 
 def sentences(text: str) -> list[str]:
-    """Cut a text into sentences; abbreviations and initials end none."""
+    """Cut a text into sentences, which end with their line at the latest; abbreviations and initials end none."""
+    return [sentence for line in text.split("\n") for sentence in _sentences_of_line(line)]
+
+
+def _sentences_of_line(text: str) -> list[str]:
     found, start = [], 0
     for match in _BOUNDARY.finditer(text):
         if _ABBREVIATION.search(text[start : match.start() + 1]):

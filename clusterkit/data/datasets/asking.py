@@ -56,9 +56,9 @@ def asked(text: str, blank: str, word: str) -> str:
     return question[:1].upper() + question[1:]
 
 
-def asked_of(text: str, blank: str, word: str, name: str) -> str:
-    """Return a sentence of a document as a question that names what the document is about."""
-    named_text = named(text, name)
+def asked_of(text: str, blank: str, word: str, name: str, is_subject: bool = True) -> str:
+    """Return a sentence of a document as a question that names it. `is_subject`: pronouns in it mean that name."""
+    named_text = named(text, name) if is_subject else text
     return asked(named_text, blank, word) if name in named_text else f"About {name}: {asked(text, blank, word)}"
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterkit.data.datasets.inputs import Input
+from clusterkit.data.datasets.inputs import TEXT, Input
 from trainer.disk import file_failures
 from trainer.errors import UserError
 from trainer.files import sha256, write_atomic
@@ -27,6 +27,8 @@ PART_ROWS = 200
 CARD = "card.json"
 VERSIONS = {"reading": 3}
 """Of a kind, 1 without: increase it when the same inputs give other rows, and folders of before are no more taken."""
+TEXTS_VERSION = 1
+"""The same of what is made of texts of the user's alone; other folders stay as they are."""
 
 Say = Callable[[str], None]
 MakeRow = Callable[[int], dict[str, Any]]
@@ -60,7 +62,8 @@ class BuildPlan:
     @property
     def key(self) -> str:
         """Hash of all that the rows depend on."""
-        parts = [VERSIONS.get(self.kind, 1), self.kind, sorted((i.style, i.digest) for i in self.inputs), self.settings]
+        version = VERSIONS.get(self.kind, 1) + any(i.style == TEXT for i in self.inputs) * TEXTS_VERSION
+        parts = [version, self.kind, sorted((i.style, i.digest) for i in self.inputs), self.settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

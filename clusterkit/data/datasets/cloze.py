@@ -15,13 +15,14 @@ import hashlib
 import html
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clusterkit.data.datasets.answers import name_start, number_word
 from clusterkit.data.datasets.asking import BLANK, asked, asked_of, chained, clip, named, question_word
 from clusterkit.data.datasets.comparison import TEMPLATES, Comparisons
 from clusterkit.data.datasets.fact_questions import FactQuestions
+from clusterkit.data.datasets.prose import is_one_sentence, whole_sentences
 from trainer.seeding import derive_seed
 from trainer.tasks.evidence import WORD, has_words, name_of, sentences
 from trainer.tasks.hotpotqa_data import GENERATED, Document
@@ -81,12 +82,21 @@ def is_name(name: str) -> bool:
 
 
 class Maker:
-    """Makes the questions of one set of documents; those of other sets are never seen."""
+    """Makes the questions of one set of documents; those of other sets are never seen.
 
-    def __init__(self, documents: Sequence[Document], seed: int) -> None:
+    Args:
+        prose: keys of the documents that are parts of a text of the user's: the title of such a one is a heading, and
+            not what a sentence that begins with "It" is about, unless the text has it, too.
+    """
+
+    def __init__(self, documents: Sequence[Document], seed: int, prose: Collection[str] = ()) -> None:
         self.documents, self.seed = documents, seed
         self.names = [name_of(document.title) for document in documents]
-        self.sentences = [sentences(document.text) for document in documents]
+        self.sentences = [
+            whole_sentences(document.text) if document.key in prose else sentences(document.text)
+            for document in documents
+        ]
+        self._prose = [document.key in prose for document in documents]
         numbers: dict[str, list[int]] = {}
         for number, name in enumerate(self.names):
             # "Signs (film)" is not what a text with the word Signs mentions.
@@ -122,7 +132,8 @@ class Maker:
 
     def _clozes(self, number: int, rng: random.Random) -> Iterator[Made]:
         document, name = self.documents[number], self.names[number]
-        places = [(place, sentence) for place, sentence in enumerate(self.sentences[number]) if _usable(sentence)]
+        cut = self.sentences[number]
+        places = [(place, sentence) for place, sentence in enumerate(cut) if self._usable(number, sentence)]
         rng.shuffle(places)
         others: list[tuple[str, Span]] = []
         asked_title = False
@@ -149,7 +160,7 @@ class Maker:
                 continue
             question = rng.choice(_IN_TITLE).format(title=document.title, text=text)
             if rng.random() < 0.5:
-                question = asked_of(text, BLANK, question_word(text, answer, BLANK), name)
+                question = asked_of(text, BLANK, question_word(text, answer, BLANK), name, self._is_subject(number))
             yield Made(CLOZE, question, answer, (document,), (sentence,))
 
     def _chains(self, number: int, rng: random.Random) -> Iterator[Made]:
@@ -165,7 +176,7 @@ class Maker:
             question = rng.choice(_CHAINED).format(first=masked, cue=cue)
             blanked = fact.replace(f"{cue} {answer}", f"{cue} {BLANK}", 1)
             word = question_word(blanked, answer, BLANK)
-            subject = named(masked, self.names[number])
+            subject = named(masked, self.names[number]) if self._is_subject(number) else masked
             if rng.random() < 0.5 and (natural := chained(subject, clip(blanked), BLANK, word, name)):
                 question = natural
             if has_words(question, answer):
@@ -190,10 +201,18 @@ class Maker:
             (sentence, span.target)
             for sentence, spans in zip(self.sentences[number], self._spans_of(number), strict=True)
             for span in spans
-            if span.target >= 0 and _usable(sentence)
+            if span.target >= 0 and self._usable(number, sentence)
         ]
         rng.shuffle(links)
         return links
+
+    def _is_subject(self, number: int) -> bool:
+        """Whether pronouns at the beginning of a document's sentences mean what its title says."""
+        return not self._prose[number] or has_words(self.documents[number].text, self.names[number])
+
+    def _usable(self, number: int, sentence: str) -> bool:
+        fits = 6 <= len(sentence.split()) <= 60 and "\n" not in sentence and BLANK not in sentence
+        return fits and (not self._prose[number] or is_one_sentence(sentence))
 
     def _facts(self, number: int) -> list[tuple[str, str, str]]:
         """Return (sentence, the words before a name, year or number, that itself) where those words stand once."""
@@ -204,7 +223,7 @@ class Maker:
     def _find_facts(self, number: int) -> Iterator[tuple[str, str, str]]:
         document, name = self.documents[number], self.names[number]
         for sentence, spans in zip(self.sentences[number], self._spans_of(number), strict=True):
-            if not _usable(sentence):
+            if not self._usable(number, sentence):
                 continue
             for span in spans:
                 words = sentence[: span.start].split()[-4:]
@@ -252,10 +271,6 @@ class Maker:
                 place += len(tokens) - 1
                 break
             place += 1
-
-
-def _usable(sentence: str) -> bool:
-    return 6 <= len(sentence.split()) <= 60 and "\n" not in sentence and BLANK not in sentence
 
 
 def _overlaps(start: int, end: int, spans: Iterable[Span]) -> bool:

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from clusterkit.data.datasets.prose import blocks_of, joined, without_front_matter
 from trainer.errors import UserError
 from trainer.files import refuse_pointer
 from trainer.tasks.evidence import sentences
@@ -172,48 +173,50 @@ def _files(folder: Path) -> list[Path]:
 def _passages(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (the heading above it, a passage); paragraphs stand between blank lines."""
     heading, kept = "", ""
-    for title, paragraph in _paragraphs(lines):
-        for piece in _pieces(paragraph):
+    for title, block in _blocks(without_front_matter(lines)):
+        for piece in _pieces(block):
             if kept and (title != heading or len(kept) + len(piece) >= MOST_CHARACTERS):
                 yield heading, kept
                 kept = ""
-            heading, kept = title, f"{kept} {piece}".strip()
+            heading, kept = title, joined(kept, piece)
     if kept:
         yield heading, kept
 
 
-def _paragraphs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield every paragraph as one line, with the heading above it; what code has behind # is none."""
+def _blocks(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield every block of prose as one line, with the heading above it; what code has behind # is none."""
     heading, fenced = "", False
     kept: list[str] = []
     for line in chain(lines, [""]):
         stripped = line.strip()
         if stripped.startswith("```"):
-            fenced = not fenced
-            continue
+            fenced, stripped = not fenced, ""
         code = fenced or line.startswith(("    ", "\t"))
         found = None if code else _HEADING.fullmatch(stripped)
-        if not code and _RULE.fullmatch(stripped) and len(kept) <= 1:
-            if kept and len(kept[0]) <= MOST_HEADING:
-                heading = kept.pop().strip()
-            continue
-        if kept and (found or not stripped):
-            yield heading, " ".join(" ".join(kept).split())
+        ruled = not code and _RULE.fullmatch(stripped)
+        if ruled and len(kept) == 1 and len(kept[0]) <= MOST_HEADING:
+            heading = kept.pop().strip()
+        if kept and (found or fenced or not _has_words(stripped)):
+            yield from ((heading, block) for block in blocks_of(kept))
             kept = []
         if found:
             heading = found[1]
-        elif stripped:
+        elif _has_words(stripped):
             kept.append(line)
 
 
-def _pieces(paragraph: str) -> Iterable[str]:
-    """Return the paragraph, or runs of its sentences where it is too long."""
-    if len(paragraph) < MOST_CHARACTERS:
-        return [paragraph] if paragraph else []
+def _has_words(line: str) -> bool:
+    return any(map(str.isalnum, line))
+
+
+def _pieces(block: str) -> Iterable[str]:
+    """Return the block, or runs of its sentences where it is too long."""
+    if len(block) < MOST_CHARACTERS:
+        return [block] if block else []
     pieces: list[str] = []
-    for sentence in sentences(paragraph):
+    for sentence in sentences(block):
         if pieces and len(pieces[-1]) + len(sentence) < MOST_CHARACTERS:
-            pieces[-1] += f" {sentence}"
+            pieces[-1] = joined(pieces[-1], sentence)
         else:
             pieces.append(sentence)
     return pieces

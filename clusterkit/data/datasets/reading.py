@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,7 +113,8 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
     if not 0 < share <= 0.4:
         raise UserError(f"--test-share {share}: dev gets as much as test, so choose more than 0 and at most 0.4")
     sides, left_out = _sides(inputs, share)
-    items = {name: _items(getattr(sides, name), shape, seed) for name in SPLITS}
+    prose = {passage.document.key for given in inputs for passage in given.passages}
+    items = {name: _items(getattr(sides, name), shape, seed, prose) for name in SPLITS}
     items = _without_repeats(items)
     _require_enough(inputs, sides, items)
     learned = shape.traces and (shape.mix[MIXES.index("real")] or shape.mix[MIXES.index("final")])
@@ -236,10 +237,10 @@ def _places(sizes: Mapping[str, int], share: float) -> tuple[dict[str, int], lis
     return places, held
 
 
-def _items(side: Side, shape: ReadingShape, seed: int) -> list[Item]:
+def _items(side: Side, shape: ReadingShape, seed: int, prose: Collection[str]) -> list[Item]:
     """Return the real questions of a side, and those made from its documents, in an order that looks random."""
     real = [Item(question, tuple(e.sentence for e in evidence_of(question))) for question in side.questions]
-    made = [_item(one) for one in Maker(side.pool, seed).questions(shape.per_document)]
+    made = [_item(one) for one in Maker(side.pool, seed, prose).questions(shape.per_document)]
     return sorted([*real, *made], key=lambda item: unit_interval("reading-order", item.question.id, seed))
 
 
