@@ -55,7 +55,9 @@ def prepare(
     per_document: int = typer.Option(
         4, "--per-document", min=1, help="reading: questions of each kind that begin with one document, at most."
     ),
-    traces: int = typer.Option(20000, "--traces", min=0, help="reading: examples for trainer.type=sft."),
+    traces: int = typer.Option(
+        20000, "--traces", min=0, help="reading: examples for trainer.type=sft, at most; 40 a question."
+    ),
     trace_mix: str = typer.Option(
         "cloze=10,chain=20,comparison=10,fact=30,real=10,final=20",
         "--trace-mix",

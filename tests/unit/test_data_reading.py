@@ -162,6 +162,21 @@ def test_questions_of_a_rare_kind_are_not_repeated_by_the_hundred(tmp_path: Path
     assert max(times.values()) <= 8 * len(traces) / len(questions) + 1
 
 
+def test_a_few_questions_make_no_twenty_thousand_traces(tmp_path: Path, own_texts: Path) -> None:
+    words = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(tmp_path / "out"), "--json"]
+    mix = ["--trace-mix", "cloze=4,final=1", "--test-share", "0.2", "--per-document", "1"]
+    done = CliRunner().invoke(app, [*words, *mix])
+    number = sum(row["source"] == "cloze" for row in rows(tmp_path / "out" / "train" / QUESTIONS))
+    traces = rows(tmp_path / "out" / "traces.jsonl")
+    card = json.loads(done.stdout)
+
+    assert len(traces) == 40 * number < 20000
+    assert card["settings"]["traces"] == len(traces)
+    assert any(f"{len(traces)} examples, not 20000: 40 for each of the {number} questions" in w for w in card["notes"])
+    contexts = {row["context"] for row in traces if "context" in row}
+    assert len(contexts) > 0.9 * 0.8 * len(traces), "the same question comes among other documents"
+
+
 def test_few_training_questions_are_told(tmp_path: Path, own_texts: Path) -> None:
     words = ["data", "prepare", "reading", "--from", str(own_texts), "--out", str(tmp_path / "out"), "--traces", "30"]
     done = CliRunner().invoke(app, [*words, "--test-share", "0.2"])

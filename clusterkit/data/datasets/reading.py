@@ -37,6 +37,8 @@ MOST_TIMES = 8
 """A question of a rare kind is in the traces, as a multiple of what questions are on average."""
 FEWEST_QUESTIONS = 500
 """For training; with fewer they are learned by heart."""
+MOST_REPEATS = 40
+"""Traces of a question on average, each among other documents: so many as the default has of FEWEST_QUESTIONS."""
 MIXES = (*GENERATED, "real", "final")
 
 
@@ -45,7 +47,7 @@ class ReadingShape:
     """How much is made."""
 
     per_document: int = 4  # cloze questions of a document, and chains that begin with it, at most
-    traces: int = 20000  # lines of traces.jsonl; 0: none
+    traces: int = 20000  # lines of traces.jsonl, at most MOST_REPEATS times the questions; 0: none
     mix: tuple[float, ...] = (10, 20, 10, 30, 10, 20)
     """Parts of MIXES among them: the kinds of questions made by rule, real ones, and the final turn alone."""
     sizes: tuple[int, ...] = (2, 4, 8, 16)  # documents of a trace, drawn at random
@@ -126,8 +128,9 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
     if shape.traces:
         traced = [item for item in items["train"] if item.question.id not in untraced]
         outputs.append(_traces(traced, sides.train, shape, seed))
+    made = outputs[-1].count if shape.traces else 0
     settings: dict[str, Any] = {"test_share": share, "per_document": shape.per_document, "seed": seed}
-    settings |= {"traces": shape.traces, "trace_mix": list(shape.mix), "trace_documents": list(shape.sizes)}
+    settings |= {"traces": made, "trace_mix": list(shape.mix), "trace_documents": list(shape.sizes)}
     settings |= {"traced_share": shape.traced} if untraced else {}
     if shape.distractors:
         settings |= {"trace_distractors": shape.distractors, "trace_sentences": shape.sentences}
@@ -136,15 +139,18 @@ def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: i
         "form yes_no marks questions that are answered with yes or no: half of them is right by chance.",
         "evidence of real questions is chosen by a rule: the answer, the other document's title, words in common.",
     ]
-    warnings = _warnings(inputs, shape, len(untraced), len(items["train"]), len(sides.train.pool))
+    warnings = _warnings(inputs, shape, made, len(untraced), len(items["train"]), len(sides.train.pool))
     texts = {"trace_mix": mix_text, "trace_documents": sizes_text}
     return BuildPlan("reading", inputs, settings, outputs, left_out, notes, warnings, texts)
 
 
-def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int, training: int, documents: int) -> list[str]:
+def _warnings(
+    inputs: Sequence[Input], shape: ReadingShape, traces: int, untraced: int, training: int, documents: int
+) -> list[str]:
     """Return what the user should know.
 
     Args:
+        traces: how many are made.
         untraced: real training questions of which no trace is made.
         training: training questions.
         documents: training documents.
@@ -159,6 +165,11 @@ def _warnings(inputs: Sequence[Input], shape: ReadingShape, untraced: int, train
         found.append(
             f"there are only {training} training questions, which a run learns by heart: give more texts, or others "
             "beside them, to learn to read"
+        )
+    if traces < shape.traces:
+        found.append(
+            f"{TRACES} has {traces} examples, not {shape.traces}: {MOST_REPEATS} for each of the "
+            f"{traces // MOST_REPEATS} questions that it is made of, among other documents each time"
         )
     if shape.traces and (more := [size for size in shape.sizes if size > documents]):
         found.append(
@@ -322,8 +333,10 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
         )
     if asked := sum(parts[:-1]):  # kinds that there are none of leave their room to other questions, not to `final`
         parts = [*(part * sum(shape.mix[:-1]) / asked for part in parts[:-1]), parts[-1]]
-    parts = _within(parts, [len(pool) for pool in pools[:-1]], shape.traces)
-    kinds = _interleaved(parts, shape.traces)
+    used = sum(len(pool) for pool, part in zip(pools[:-1], parts, strict=False) if part) or len(items)
+    count = min(shape.traces, MOST_REPEATS * used)
+    parts = _within(parts, [len(pool) for pool in pools[:-1]], count)
+    kinds = _interleaved(parts, count)
     if sum(parts[:-1]):  # whole memories are of the same kinds
         pools[-1] = [pools[kind][n % len(pools[kind])] for kind, n in _interleaved(parts[:-1], len(items))]
 
@@ -360,7 +373,7 @@ def _traces(items: Sequence[Item], side: Side, shape: ReadingShape, seed: int) -
         row["answer"] = f"\\boxed{{{question.answers[0]}}}"
         return row
 
-    return Output(TRACES, shape.traces, make, "kind", PART_ROWS)
+    return Output(TRACES, count, make, "kind", PART_ROWS)
 
 
 def _with_misleading(documents: Sequence[Document], question: Question, misleading: Misleading) -> list[Document]:
