@@ -163,9 +163,14 @@ def _label(row: dict[str, Any], trained: list[int], documents: int) -> str:
 def _metrics(row: dict[str, Any]) -> list[tuple[str, str, str]]:
     before, after = row.get("metrics_before") or {}, row.get("metrics_after") or {}
     return [
-        (f"  {name}", _percent(before.get(name)), _percent(after.get(name)))
+        (f"  {_metric(name)}", _percent(before.get(name)), _percent(after.get(name)))
         for name in dict.fromkeys([*before, *after])
     ]
+
+
+def _metric(name: str) -> str:
+    """Return a metric as the table calls it: a reward's F1 takes the whole answer where none is marked, f1 nothing."""
+    return f"{name} of marked answers" if name.rpartition("/")[2] == "f1" else name
 
 
 def _percent(value: Any) -> str:

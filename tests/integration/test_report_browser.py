@@ -246,7 +246,7 @@ def test_a_dashboard_leaves_the_rollout_that_is_read(
 @pytest.fixture
 def questions(tmp_path: Path, mini_hotpotqa: Path) -> str:
     """A report of a run with held-out questions, before and after training."""
-    writer = RunWriter(tmp_path).attempt().steps(1, 3)
+    writer = RunWriter(tmp_path).config("reward.name=f1").attempt().steps(1, 3)
     write_heldout(writer.run.logs, mini_hotpotqa, "before", forgetful, chunk_tokens=90)
     write_heldout(writer.run.logs, mini_hotpotqa, "after", careful, chunk_tokens=90)
     return write_report(tmp_path, writer.run)
@@ -308,7 +308,7 @@ def test_a_dashboard_leaves_the_section_that_is_read_and_takes_up_the_end_of_the
     screen: Any, tmp_path: Path, mini_hotpotqa: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterkit.observe.report.dashboard.LIVE_SECONDS", 0.2)
-    writer = RunWriter(tmp_path).attempt().steps(1, 2)
+    writer = RunWriter(tmp_path).config("reward.name=f1").attempt().steps(1, 2)
     write_heldout(writer.run.logs, mini_hotpotqa, "before", forgetful, chunk_tokens=90)
     with Dashboard(0, Views(tmp_path, None, None)) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

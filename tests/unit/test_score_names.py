@@ -71,6 +71,21 @@ def test_train_and_status_and_the_closing_table_name_it(tmp_path: Path, name: st
         assert f"\n{f'held-out {called}':<12} 25.0% on 8 tasks after step 30" in status
 
 
+def test_the_f1_of_marked_answers_alone_is_called_so(tmp_path: Path) -> None:
+    metrics = {"f1": 0.125, "yes_no/f1": 0.5, "em": 0.1}
+    row = {"chunks": 0, "before": 0.25, "after": 0.25, "metrics_before": metrics, "metrics_after": metrics}
+    writer = RunWriter(tmp_path).config().attempt().steps(1, 3)
+    summary = read_summary(writer.summary(table=[row], trained_chunks=[], chance=None, score_name="F1").run)
+    assert summary is not None
+
+    labels = [line.partition("   ")[0].strip() for line in summary_lines(summary)]
+    assert [label for label in labels if "f1" in label.lower()] == [
+        "held-out F1 (128 tasks, greedy)",
+        "f1 of marked answers",
+        "yes_no/f1 of marked answers",
+    ]
+
+
 @pytest.mark.parametrize("name", [*NAMES, OLD])
 def test_a_page_names_it(tmp_path: Path, name: str | None) -> None:
     writer, called = measured(tmp_path, name), name or "accuracy"

@@ -26,6 +26,7 @@ DOCUMENT = "Document 1:\nOtto\nHe was a clerk.\n\nDocument 2:\nAnna Pier\nShe la
 def run(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory(tmp_path, user_name(), "reading", "run1")
     directory.logs.mkdir(parents=True)
+    directory.config.write_text("reward: {name: f1}\n")
     return directory
 
 
@@ -122,6 +123,26 @@ def test_both_memories_stand_side_by_side_below_question_gold_and_answers(both: 
     assert max(map(len, lines)) <= min(columns, 100)
 
 
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [("f1", "F1 0.50"), ("boxed", "accuracy 0.50"), ("mine:Reward", "score 0.50"), ("", "accuracy 0.50")],
+)
+def test_an_answer_has_the_score_that_the_closing_table_counts_by_its_name(
+    run: RunDirectory, mini_hotpotqa: Path, reward: str, told: str
+) -> None:
+    run.config.write_text(f"reward: {{name: '{reward}'}}\n" if reward else "")
+    write_heldout(run.logs, mini_hotpotqa, "before", forgetful)
+    file = run.logs / "rollouts" / "eval_before.jsonl.zst"
+    with zstandard.open(file, "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    with zstandard.open(file, "wt", encoding="utf-8") as lines:  # half right, and not marked
+        scored = [record | {"scores": {"accuracy": 0.5, "f1": 0.25}} for record in records]
+        lines.write("".join(json.dumps(record) + "\n" for record in scored))
+
+    assert f"before  {told}   I do not know." in trace(run)
+    assert "0.25" not in trace(run)
+
+
 def test_another_task_by_number_or_id_and_as_json(both: RunDirectory) -> None:
     found = json.loads(trace(both, "--task", "1", "--json"))
     assert found == json.loads(trace(both, "reading/run1", "--task", "test-mini-i1", "--json"))
@@ -208,7 +229,7 @@ def test_an_agent_that_does_not_tell_what_it_read_shows_what_it_wrote(run: RunDi
     text = trace(run)
 
     assert "section 1 of 1\nbefore training: has the answer\n{+Ada [31mlives in Arnby+}" in text
-    assert "before  score 0.50 Arnby" in text
+    assert "before  F1 0.50   Arnby" in text
     assert "\x1b" not in text
 
 
@@ -224,7 +245,7 @@ def test_long_texts_are_cut_unless_all_is_wanted(run: RunDirectory, mini_hotpotq
 
 def test_without_a_number_the_first_task_is_shown_whose_answer_became_better() -> None:
     def read(score: float) -> Reading:
-        return Reading((), "", {"f1": score}, "")
+        return Reading((), "", {"accuracy": score, "f1": 1.0 - score}, "")
 
     tasks = [
         HeldoutTask(f"t{number}", "", (), (), (), read(float(before)) if before else None, read(after))

@@ -10,6 +10,7 @@ from typing import Any
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.trace.evidence import GoldSentence, Held, gold_of, held
 from clusterkit.runs.trace.source import Record, read_groups
+from trainer.config_rewards import REWARD, RewardConfig
 from trainer.errors import RunError, UserError
 
 BEFORE, AFTER = "before", "after"
@@ -29,13 +30,14 @@ class Reading:
 
     memories: tuple[MemoryAt | None, ...]  # after each section; None where it failed before
     answer: str  # the final response
-    scores: dict[str, float]  # of the answer, accuracy and f1 among them
+    scores: dict[str, float]  # of the answer; `accuracy` is the one that the run counts
     error: str  # why it failed; "" if it did not
+    score_name: str = "accuracy"  # what people call the one that counts
 
     @property
     def score(self) -> float:
-        """F1 of the answer, or where it has none its accuracy."""
-        return self.scores.get("f1", self.scores.get("accuracy", 0.0))
+        """What the answer is worth in the closing table."""
+        return self.scores.get("accuracy", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ def heldout_tasks(run: RunDirectory) -> list[HeldoutTask]:
         RunError: none is recorded, or a record cannot be read.
     """
     before, after = _records(run, BEFORE), _records(run, AFTER)
-    tasks = [_task(before.get(one), after.get(one)) for one in before | after]
+    name = _score_name(run)
+    tasks = [_task(before.get(one), after.get(one), name) for one in before | after]
     if tasks:
         return tasks
     raise RunError(
@@ -104,7 +107,15 @@ def _records(run: RunDirectory, name: str) -> dict[str, Record]:
     return {task: group[0] for task, group in read_groups(path, "clusterkit trace shows training steps").items()}
 
 
-def _task(before: Record | None, after: Record | None) -> HeldoutTask:
+def _score_name(run: RunDirectory) -> str:
+    reward = run.saved_values().get("reward")
+    name = reward.get("name") if isinstance(reward, dict) else None
+    chosen = REWARD.chosen(name or REWARD.default)
+    assert issubclass(chosen, RewardConfig)
+    return chosen.score_name
+
+
+def _task(before: Record | None, after: Record | None, score_name: str) -> HeldoutTask:
     known = before or after
     assert known is not None
     sections = _sections(known)
@@ -115,8 +126,8 @@ def _task(before: Record | None, after: Record | None) -> HeldoutTask:
         tuple(known["answers"]),
         gold,
         sections,
-        _reading(before, gold),
-        _reading(after, gold),
+        _reading(before, gold, score_name),
+        _reading(after, gold, score_name),
     )
 
 
@@ -126,7 +137,7 @@ def _sections(record: Record) -> tuple[str, ...]:
     return tuple("" for turn in record["turns"] if turn["kind"] == "update")
 
 
-def _reading(record: Record | None, gold: Sequence[GoldSentence]) -> Reading | None:
+def _reading(record: Record | None, gold: Sequence[GoldSentence], score_name: str) -> Reading | None:
     if record is None:
         return None
     if record.get("sections") is not None:
@@ -137,7 +148,7 @@ def _reading(record: Record | None, gold: Sequence[GoldSentence]) -> Reading | N
     memories = (None if one is None else MemoryAt(one, held(one, record["answers"], sentences)) for one in texts)
     scores = {str(name): float(value) for name, value in (record.get("scores") or {}).items()}
     answer = str(record["answer"]) or "; ".join(f"{one['question']} {one['answer']}" for one in _asked(record))
-    return Reading(tuple(memories), answer, scores, str(record.get("error") or ""))
+    return Reading(tuple(memories), answer, scores, str(record.get("error") or ""), score_name)
 
 
 def _question(record: Record) -> str:

@@ -38,8 +38,9 @@ def heldout_lines(tasks: Sequence[HeldoutTask], number: int, width: int, full: b
     for place in range(len(task.sections)):
         lines += ["", *_section(task, place, width, full)]
     lines += ["", "answers"]
+    longest = max((len(score_text(reading)) for _, reading in task.readings()), default=0)
     for name, reading in task.readings():
-        lines += _wrapped(f"  {name:<7} {score_text(reading):<9} ", _shown(reading, full), width)
+        lines += _wrapped(f"  {name:<7} {score_text(reading):<{longest}}   ", _shown(reading, full), width)
     if len(tasks) > 1:
         lines += ["", "tasks, before -> after"]
         lines += [_listed(place, one, width) for place, one in enumerate(tasks)]
@@ -47,11 +48,8 @@ def heldout_lines(tasks: Sequence[HeldoutTask], number: int, width: int, full: b
 
 
 def score_text(reading: Reading | None) -> str:
-    """Return the F1 of an answer, or where it has none its accuracy; "-" without a record."""
-    if reading is None:
-        return "-"
-    name, label = ("f1", "F1") if "f1" in reading.scores else ("accuracy", "score")
-    return f"{label} {reading.scores.get(name, 0.0):.2f}"
+    """Return what an answer is worth, by the name that the closing table has for it; "-" without a record."""
+    return "-" if reading is None else f"{reading.score_name} {reading.score:.2f}"
 
 
 def _section(task: HeldoutTask, place: int, width: int, full: bool) -> list[str]:
