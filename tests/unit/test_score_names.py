@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,9 @@ def test_runs_of_different_rewards_have_scores(tmp_path: Path) -> None:
     page = content(runs, 0.0)
 
     assert "<h3>Held-out score <small>" in page
+    assert "Their score (accuracy of accuracy; F1 of F1) is the number eval/accuracy." in page
+    cells = page.partition(">Held-out score<")[2].partition("</tr>")[0]
+    assert re.findall(r">(\w+) <b>([\d.]+%)</b>", cells) == [("accuracy", "25.0%"), ("F1", "25.0%")]
     assert "held-out accuracy (128 tasks" in page
     assert "held-out F1 (128 tasks" in page
 

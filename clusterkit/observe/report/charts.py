@@ -157,7 +157,13 @@ def _held_out(runs: Sequence[Run]) -> Chart:
     name = held_out_name(runs)
     if name == "accuracy":
         return HELD_OUT
-    meaning = f"{HELD_OUT.meaning} Their {name} is the number eval/accuracy."
+    owners: dict[str, list[str]] = {}
+    for run in runs:
+        if run.history.held_out and number(run.history.held_out[-1], "accuracy") is not None:
+            owners.setdefault(held_out_name([run]), []).append(run.directory.trial)
+    mixed = "; ".join(f"{own} of {', '.join(trials)}" for own, trials in owners.items()) if len(owners) > 1 else ""
+    told = f" ({mixed})" if mixed else ""
+    meaning = f"{HELD_OUT.meaning} Their {name}{told} is the number eval/accuracy."
     return replace(HELD_OUT, title=f"Held-out {name}", unit="mean over tasks", meaning=meaning)
 
 

@@ -51,6 +51,8 @@ def key_numbers(runs: Sequence[Run], statuses: Sequence[Status]) -> Html:
     rows: list[list[object]] = []
     for label, fact in facts:
         cells = [fact(run, status) for run, status in pairs]
+        if fact is _held_out:
+            cells = [cell and join(_own_name(run, runs), cell) for run, cell in zip(runs, cells, strict=True)]
         if any(cells):
             rows.append([label, *(cell or _NOTHING for cell in cells)])
     return table(["", *(run.name for run in runs)], rows, "facts")
@@ -121,6 +123,12 @@ def _held_out(run: Run, _: Status) -> object:
         f"{latest[0]:.1%}",
         f"at step {latest[1].get('global_step', '?')}; best {best[0]:.1%} at step {best[1].get('global_step', '?')}",
     )
+
+
+def _own_name(run: Run, runs: Sequence[Run]) -> str:
+    """Return what a run's held-out score is called, where runs beside it have others; else nothing."""
+    name = held_out_name([run])
+    return "" if name == held_out_name(runs) else f"{name} "
 
 
 def _speed(run: Run, _: Status) -> object:
