@@ -39,6 +39,9 @@ FEWEST_QUESTIONS = 500
 """For training; with fewer they are learned by heart."""
 MOST_REPEATS = 40
 """Traces of a question on average, each among other documents: so many as the default has of FEWEST_QUESTIONS."""
+MOST_DIGITS = 9
+MOST_SHOWN = 60
+"""Characters of what was typed, in a message."""
 MIXES = (*GENERATED, "real", "final")
 
 
@@ -75,8 +78,10 @@ def parse_mix(text: str) -> tuple[float, ...]:
             parts[name] = float(value) if name in parts else -1.0
         except ValueError:
             parts[name] = -1.0
-        if not 0 <= parts[name] < float("inf"):
-            raise UserError(f"--trace-mix {text}: write parts such as cloze=10,chain=20,fact=40,real=10,final=20")
+        if not 0 <= parts[name] < 10**MOST_DIGITS:
+            raise UserError(
+                f"--trace-mix {_shown(text)}: write parts such as cloze=10,chain=20,fact=40,real=10,final=20"
+            )
     if not sum(parts.values()):
         raise UserError(f"--trace-mix {text}: at least one part must be more than 0")
     return tuple(parts[name] for name in MIXES)
@@ -97,9 +102,16 @@ def sizes_text(sizes: Sequence[int]) -> str:
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Read `2,4,8,16`: numbers of documents, each at least 2. Raises UserError."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) >= 2 for word in words):
-        raise UserError(f"--trace-documents {text}: write numbers of at least 2, such as 2,4,8,16")
+    if not all(word.isdecimal() and len(word) <= MOST_DIGITS and int(word) >= 2 for word in words):
+        raise UserError(
+            f"--trace-documents {_shown(text)}: write numbers of at least 2 and at most {MOST_DIGITS} digits, such as "
+            "2,4,8,16"
+        )
     return tuple(map(int, words))
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def plan_reading(inputs: list[Input], shape: ReadingShape, share: float, seed: int) -> BuildPlan:
