@@ -11,7 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 from slot_writer import write_slot
 
-from trainer.checkpoint.fingerprint import DATA
+from clusterkit.config.resolve import resolve
+from trainer.checkpoint.fingerprint import DATA, TRACES
 from trainer.checkpoint.start import find_start, settings_and_data
 from trainer.config import RunConfig
 from trainer.config_tasks import AnyTaskConfig
@@ -19,6 +20,7 @@ from trainer.errors import UserError
 from trainer.launch.local import _ranks
 from trainer.launch.ranks import RankedRun
 from trainer.metrics import Monitor
+from trainer.sft.start import start_config
 from trainer.signals import StopFlag
 from trainer.tasks.datafiles import data_digests
 
@@ -120,3 +122,25 @@ def test_data_that_grew_can_be_trained_on_from_the_weights(
 
     assert f"  {DATA}own.txt: 1 bytes, sha256 " in str(told.value)
     assert ("trial_name=NEW --recover-from CHECKPOINT" in str(told.value)) == named
+
+
+def test_a_supervised_start_goes_on_with_the_memories_that_it_began_with(tmp_path: Path) -> None:
+    (tmp_path / "traces.jsonl").write_text("{}")
+    made = {"task.path": str(tmp_path), "supervised.dataset": "traces.jsonl"}
+    config = start_config(
+        resolve("135M_read_cpu", None, tuple(f"{name}={value}" for name, value in made.items())).config
+    )
+    data = settings_and_data(config)
+    known = {name: value for name, value in data.items() if name.startswith(DATA)}
+
+    write_slot(tmp_path / "same", "slot-a", 1, 3, config, data=data)
+    assert find_start(config, tmp_path / "same").notes == ()
+    write_slot(tmp_path / "earlier", "slot-a", 1, 3, config, data=known)
+    (told,) = find_start(config, tmp_path / "earlier").notes
+    assert "from here on they have 2 where traces.jsonl says no other number" in told
+    write_slot(tmp_path / "three", "slot-a", 1, 3, config, data={**data, TRACES: "3 sentences"})
+    with pytest.raises(UserError, match="memories of traces: 3 sentences -> 2 sentences"):
+        find_start(config, tmp_path / "three")
+    (tmp_path / "traces.jsonl").write_text('{"sentences": 4}')
+    with pytest.raises(UserError, match=f"{DATA}traces.jsonl: 2 bytes"):
+        find_start(config, tmp_path / "same")

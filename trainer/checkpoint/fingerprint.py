@@ -71,6 +71,8 @@ SHARED = ("model.", "task.", "agent.template", "rollout.batch_size", "trainer.ty
 
 DATA = "task.path/"
 """Begins the names of a task's data files, whose contents count like settings."""
+TRACES = "memories of traces"
+"""How many sentences these have where the traces do not say; checkpoints of before do not tell."""
 UNSET = "(not set)"
 ROW_FIELDS = ("advantage", "loss_norm", "clip_low", "clip_high", "dual_clip")
 ROW_NAMES = (*(f"algorithm.{name}" for name in ROW_FIELDS), "algorithm.overlong_tokens", "rollout.refill")
@@ -132,10 +134,12 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, 
 
 
 def _of_both(saved: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both without fields that the task, agent or reward of either lacks, and without data files if one has none."""
+    """Both without fields that the task, agent or reward of either lacks, and of data only what is known of both."""
     data = all(any(name.startswith(DATA) for name in settings) for settings in (saved, now))
 
     def foreign(name: str) -> bool:
+        if name == TRACES:
+            return name not in saved or name not in now
         if name.startswith(DATA):
             return not data
         section, _, field = name.partition(".")

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.fingerprint import DATA, differences, fingerprint, shared_changes
+from trainer.checkpoint.fingerprint import DATA, TRACES, differences, fingerprint, shared_changes
 from trainer.checkpoint.slots import Slot, Slots
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.tasks.datafiles import data_digests
+from trainer.tasks.evidence import MOST_SENTENCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ def settings_and_data(config: RunConfig, data: dict[str, str] | None = None) -> 
         UserError: one is missing or cannot be read.
     """
     digests = data_digests(config) if data is None else data
-    return fingerprint(config) | {f"{DATA}{name}": digest for name, digest in digests.items()}
+    found = fingerprint(config) | {f"{DATA}{name}": digest for name, digest in digests.items()}
+    return found | ({TRACES: f"{MOST_SENTENCES} sentences"} if config.trainer.type == "sft" else {})
 
 
 def way_out(config: RunConfig, changed: list[str], checkpoint: str = "CHECKPOINT") -> str:
@@ -109,7 +111,13 @@ def find_start(config: RunConfig, recover: Path, metrics: Path | None = None) ->
             f"the recover checkpoint of step {slot.state.global_step} was written with other settings or data "
             "(checkpoint -> now):\n  " + "\n  ".join(changed) + way_out(config, changed)
         )
-    return Start(slot, tuple(f"{p}; going on from {slot.name} (step {slot.state.global_step})" for p in problems))
+    notes = [f"{p}; going on from {slot.name} (step {slot.state.global_step})" for p in problems]
+    if config.trainer.type == "sft" and config.supervised.dataset and TRACES not in slot.fingerprint:
+        notes.append(
+            "the recover checkpoint is of an earlier version: memories with sentences that mislead may have had 3 "
+            f"sentences: from here on they have {MOST_SENTENCES} where {config.supervised.dataset} says no other number"
+        )
+    return Start(slot, tuple(notes))
 
 
 def _last_written(metrics: Path | None) -> int:
