@@ -64,8 +64,12 @@ def _unknown_words(error: Any) -> str:
     found = re.fullmatch(r"Got unexpected extra arguments?\(?s?\)? \((.*)\)", text)
     if not found:
         return text
-    compares = any("--compare" in param.opts for param in _params(error))
-    further = f". Runs to draw over it: --compare {found[1].replace(' ', ' --compare ')}" if compares else ""
+    repeated = {name for param in _params(error) if getattr(param, "multiple", False) for name in param.opts}
+    further = ""
+    if "--compare" in repeated:
+        further = f". Runs to draw over it: --compare {found[1].replace(' ', ' --compare ')}"
+    elif "--from" in repeated:  # a shell makes several words of docs/*.md
+        further = ". Every input has a --from of its own; files of a folder are taken with --from FOLDER"
     return f"more words than it takes: {found[1]}{further}"
 
 

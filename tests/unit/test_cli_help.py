@@ -144,6 +144,10 @@ def test_an_older_spelling_is_the_same_command(words: str, same: str) -> None:
         ),
         ("presets difff tiny 7B_n4", "clusterkit presets has no command 'difff'. Did you mean diff?\nCommands: list"),
         ("use a b", "more words than it takes: b"),
+        (
+            "data prepare reading --from a.md b.md --out set",
+            "more words than it takes: b.md. Every input has a --from of its own; files of a folder are taken",
+        ),
         ("eval --model-path /nonexistent", "--model-path /nonexistent: there is no such folder"),
         ("train ppo-math --config c/ppo-7B-distill-gpus-128.yaml", "clusterkit train --preset 7B_n16 --task math"),
         ("train --preset memalpha-4B allocation_mode=sglang:d3p1t1 --dry-run", "clusterkit serve judge --model-path"),
