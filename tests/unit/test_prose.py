@@ -94,6 +94,14 @@ def test_sentences_that_were_pasted_together_come_apart(tmp_path: Path, text: st
 def test_a_rule_in_a_text_is_no_front_matter_and_wrapped_lines_are_one_sentence(tmp_path: Path) -> None:
     text = "---\nHe was a pupil of Robert\nStevenson.\n---\nShe was not.\n"
     assert _sentences(tmp_path, text) == ["He was a pupil of Robert Stevenson.", "She was not."]
+    assert (
+        list(
+            blocks_of(
+                ["Thanks to Ann,", "Ben Ash and Carl. " + "So it goes. " * 9, "Thanks to Dan Fox, Eve", "Fox and I."]
+            )
+        )[1:]
+        == []
+    )
     assert list(blocks_of(["The sum is", "12. It was", "paid."])) == ["The sum is 12. It was paid."]
 
 

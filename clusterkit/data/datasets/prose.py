@@ -117,7 +117,9 @@ def is_one_sentence(text: str) -> bool:
 
 def _is_heading(line: str, following: str, longest: int) -> bool:
     """Whether a line that begins a block stands alone: short, without punctuation, and a new sentence below it."""
-    short = len(line) <= min(MOST_HEADING, longest / 2) or (len(line) <= MOST_HEADING and line.isupper())
+    short = len(line) <= min(MOST_HEADING, longest / 2, 0.75 * len(following)) or (
+        len(line) <= MOST_HEADING and line.isupper()
+    )
     begins = following.lstrip("\"\u201c\u2018'([")[:1]
     return short and not _OPEN_LINE.search(line) and (begins.isupper() or begins.isdigit())
 
