@@ -22,6 +22,7 @@ from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import CrashError
 from trainer.launch import rank
+from trainer.launch.rank_job import RankJob
 from trainer.paths import RunPaths
 from trainer.signals import StopFlag
 
@@ -38,7 +39,7 @@ rank.make_run = make_run  # a server that dies in the middle of a publication, o
 meeting = Path(sys.argv[1])
 config = RunConfig(fileroot=str(meeting / "runs"))
 RunPaths.of(config).logs.mkdir(parents=True)
-job = rank.RankJob(config, meeting, 1, Start(None), meeting, f"file://{meeting}/rendezvous")
+job = RankJob(config, meeting, 1, Start(None), meeting, f"file://{meeting}/rendezvous")
 rank.rank_main(int(sys.argv[3]), job, StopFlag())
 """
 

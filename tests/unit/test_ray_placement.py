@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from trainer.errors import UserError
 
 require(importlib.util.find_spec("ray") is not None, "needs Ray: pip install ray")
 
-from trainer.launch.ray import RankHost  # noqa: E402 (needs Ray)
+from trainer.launch.rank_host import RankHost  # noqa: E402 (needs Ray)
 from trainer.launch.ray_placement import (  # noqa: E402 (needs Ray)
     FreeNode,
     await_nodes,
@@ -111,3 +113,11 @@ def test_what_a_rank_has_left_goes_with_its_folder() -> None:
 
     assert host.left() == {"outcome": "{}"}
     assert not folder.exists()
+
+
+def test_actors_are_started_without_pytorch() -> None:
+    """Each is a process beside a rank's or a server's own, and waits."""
+    modules = sorted({RankHost.__module__, add.__module__})
+    program = f"import sys, {', '.join(modules)}; print(*{{'torch', 'transformers', 'numpy'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

@@ -11,22 +11,18 @@ import logging
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import traceback
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch
 
 from trainer.base_run import Attempt
-from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.disk import disk_of
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
+from trainer.launch.rank_job import RankJob
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder
 from trainer.placement import first_training_gpu
@@ -57,52 +53,6 @@ def full_disk(error: BaseException, config: RunConfig) -> RunError | None:
         f"no space left at {' or '.join(map(str, places))}: free some space there, then start the same command again "
         f"to go on. {disks}"
     )
-
-
-@dataclass(frozen=True)
-class RankJob:
-    """What every rank of an attempt is given.
-
-    config: the resolved configuration.
-    model_folder: checkpoint that training starts from.
-    attempt: number of the attempt.
-    start: what to go on from.
-    meeting: folder where ranks leave files for the process that started them.
-    rendezvous: where the ranks meet, a URL of torch.distributed.
-    gpu: number of the rank's GPU among those that it sees; None: all ranks are on one machine, and the servers may have
-        its first GPUs.
-    """
-
-    config: RunConfig
-    model_folder: Path
-    attempt: int
-    start: Start
-    meeting: Path
-    rendezvous: str
-    gpu: int | None = None
-
-
-def start_rank(rank: int, job: RankJob, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start the process of a rank on this machine; it ends with this one.
-
-    Args:
-        output: gets what it prints; None: what it prints goes where our own output goes.
-    """
-    # Signals are blocked in the rank until it can take them, so that one that comes during its imports is not lost.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        safe = ["-P"] if sys.flags.safe_path else []  # as this process: no modules from the current folder
-        command = [sys.executable, *safe, "-m", "trainer.launch.rank", str(rank)]
-        error = None if output is None else subprocess.STDOUT
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=error)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert process.stdin is not None
-    data = pickle.dumps(job)
-    with suppress(BrokenPipeError):  # it has ended already; its exit code tells
-        process.stdin.write(len(data).to_bytes(8, "big") + data)
-        process.stdin.flush()
-    return process
 
 
 def rank_main(rank: int, job: RankJob, stop: StopFlag) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
-from trainer.launch.rank import RankJob, start_rank
+from trainer.launch.rank_job import RankJob, start_rank
 from trainer.signals import StopFlag
 from trainer.staging import temporary_folder
 

@@ -10,12 +10,11 @@ import logging
 import math
 import pickle
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,14 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.engines.process import free_port
 from trainer.errors import InterruptedRunError, RunError
-from trainer.launch.nccl_settings import NodeSettings, log_lines, take
-from trainer.launch.rank import RankJob, start_rank
+from trainer.launch.nccl_settings import log_lines
+from trainer.launch.rank_host import RankHost
+from trainer.launch.rank_job import RankJob
 from trainer.launch.ranks import RankedRun, conclude, last_step, patience
 from trainer.launch.ray_placement import rank_order, reserve
-from trainer.launch.ray_servers import GpusOfNode, RayServers, namespace
-from trainer.paths import RunPaths
+from trainer.launch.ray_servers import RayServers, namespace
 from trainer.signals import StopFlag
-from trainer.staging import temporary_folder
 
 log = logging.getLogger("trainer")
 
@@ -198,51 +195,3 @@ class _Ranks:
         for actor in self.actors:
             with suppress(Exception):  # gone already
                 ray.kill(actor)
-
-
-class RankHost:
-    """Actor on the node of one rank: keeps the rank's process, which ends when the actor does."""
-
-    def __init__(self) -> None:
-        self._files = ExitStack()
-        self._meeting = self._files.enter_context(temporary_folder("rank"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._settings = take()  # of the rank's process, which inherits them
-
-    def node(self) -> str:
-        """Address of this node."""
-        return str(ray.util.get_node_ip_address())
-
-    def gpus(self) -> GpusOfNode:
-        """The GPUs of this rank."""
-        return GpusOfNode(ray.get_runtime_context().get_node_id(), tuple(map(str, ray.get_gpu_ids())))
-
-    def settings(self) -> NodeSettings:
-        """What the rank has of the settings that `clusterkit check --nccl` kept on this node."""
-        return self._settings
-
-    def meeting_place(self) -> tuple[str, int]:
-        """Address of this node and a port that is free here."""
-        return self.node(), free_port("")
-
-    def start(self, rank: int, job: bytes) -> None:
-        """Start the rank of that number. job: a pickled RankJob; its meeting folder is set here."""
-        rank_job: RankJob = replace(pickle.loads(job), meeting=self._meeting)
-        console = RunPaths.of(rank_job.config).logs / f"attempt_{rank_job.attempt}" / f"rank_{rank}.log"
-        with console.open("ab") as file:
-            self._process = start_rank(rank, rank_job, file)
-
-    def poll(self) -> int | None:
-        """Exit code of the rank; None while it runs."""
-        return self._process.poll() if self._process else None
-
-    def signal(self, number: int) -> None:
-        """Send the rank a signal."""
-        if self._process is not None:
-            self._process.send_signal(number)
-
-    def left(self) -> dict[str, str]:
-        """Name and content of the files that the rank has left; they are removed, since an actor is killed."""
-        found = {path.name: path.read_text(encoding="utf-8") for path in self._meeting.iterdir()}
-        self._files.close()
-        return found
