@@ -31,6 +31,8 @@ def integration(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/integration/test_{name}.py" for name in names)
 
 
+UNITS = tuple(f"units {number}" for number in range(1, 7))
+"""Parts of the unit tests, which share nothing: small ones at the end, so that no core waits long for the last part."""
 PARTS = {
     "learning": ("tests/learning",),
     "cluster": ("tests/cluster",),
@@ -41,16 +43,15 @@ PARTS = {
     ),
     "rest": (),
     "more of the rest": (),
-    "unit": (),
-    "more units": (),
     "schedulers": integration("servers_ray", "cluster_runs", "eval_cluster", "sweep_ray", "slurm"),
     "servers": integration(
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
         "eval_real", "prefix_sharing_real",
     ),
+    **dict.fromkeys(UNITS, ()),
 }  # fmt: skip
 """Tests that share what is dear to start, in both suites the longest part first. The rest: integration tests that none
-names, and like the unit tests in two parts, which get every second file.
+names, in two parts, which get every second file.
 """
 AT_ONCE = (os.cpu_count() or 1) + 2
 """Parts side by side: while one waits, the others keep the cores busy."""
@@ -162,8 +163,8 @@ def with_rest(root: Path) -> dict[str, Sequence[str]]:
     taken = [path for paths in PARTS.values() for path in paths if path.startswith("tests/integration/")]
     rest = [path for path in files_in(("tests/integration",), root) if path not in taken]
     unit = files_in(("tests/unit",), root)
-    halves = {"rest": rest[::2], "more of the rest": rest[1::2], "unit": unit[::2], "more units": unit[1::2]}
-    return {**PARTS, **halves}
+    dealt = {name: unit[number :: len(UNITS)] for number, name in enumerate(UNITS)}
+    return {**PARTS, "rest": rest[::2], "more of the rest": rest[1::2], **dealt}
 
 
 def files_in(paths: Iterable[str], root: Path) -> list[str]:
