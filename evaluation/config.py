@@ -154,7 +154,7 @@ class WatchConfig(Section):
 
 
 class AskConfig(Section):
-    """One question about one document: what `python -m evaluation.reading` executes."""
+    """One question about one document: what `python -m evaluation.ask` executes."""
 
     document: str
     """File with the text, in UTF-8."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,7 @@ from evaluation.record import digest, disk_failure, output_lock
 from evaluation.results import RESULTS, find_results, note_of_record, read_results, row_results
 from evaluation.steps import checkpoint_sha256, keep_scores, told_base, weights_stamp
 from trainer.assets import resolve_model
+from trainer.entry import quick_imports
 from trainer.files import write_atomic
 from trainer.machine import commit
 
@@ -64,7 +67,8 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
 
 
 def _asking() -> ModuleType:
-    from evaluation import asking  # noqa: PLC0415 (PyTorch, which answers from the record do without)
+    with nullcontext() if "evaluation.asking" in sys.modules else quick_imports():
+        from evaluation import asking  # noqa: PLC0415 (PyTorch, which answers from the record do without)
 
     return asking
 

@@ -1,21 +1,12 @@
-"""`python -m evaluation.reading CONFIG.yaml`: read a document with a memory and answer one question about it.
-
-Prints a line of JSON on stdout for every event: `document` before the reading, `section` after each section with the
-memory as it then is, and `answer`.
-
-Exit codes: 0 answered, 1 failed, 2 bad configuration, 130 interrupted.
-"""
+"""Reading a document with a memory, and answering one question about it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
@@ -32,13 +23,10 @@ from trainer.agents.memagent import MemAgent
 from trainer.agents.template import encode
 from trainer.assets import resolve_model
 from trainer.config_agents import MemagentConfig
-from trainer.configfile import read_config
 from trainer.engines.base import Engine, EngineError
 from trainer.engines.embedded import GenerationCancelledError
-from trainer.entry import run_command
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.rewards.qa import extract_answer
-from trainer.signals import StopFlag
 from trainer.train.adapterfiles import whole_model
 from trainer.train.model import load_tokenizer
 from trainer.types import Task
@@ -171,21 +159,3 @@ async def _cancelled_by(stop: Callable[[], bool]) -> AsyncIterator[None]:
         yield
     finally:
         watcher.cancel()
-
-
-def _print_event(**event: Any) -> None:
-    print(json.dumps(event), flush=True)  # ASCII: whatever the locale
-
-
-def _answer(path: Path, stop: StopFlag) -> int:
-    answer_question(read_config(path, AskConfig), _print_event, stop)
-    return 0
-
-
-def main() -> int:
-    """Entry point; returns the exit code."""
-    return run_command("python -m evaluation.reading", __doc__, _answer)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

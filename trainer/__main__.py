@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.config import RunConfig
 from trainer.configfile import read_config
-from trainer.entry import run_command
+from trainer.entry import quick_imports, run_command
 from trainer.signals import StopFlag
 
 
@@ -19,7 +19,8 @@ def main() -> int:
 
 def _train(path: Path, stop: StopFlag) -> int:
     config = read_config(path, RunConfig)
-    from trainer.launch.local import train  # noqa: PLC0415 (seconds of imports, after the cheap checks)
+    with quick_imports():
+        from trainer.launch.local import train  # noqa: PLC0415 (seconds of imports, after the cheap checks)
 
     train(config, stop)
     return 0

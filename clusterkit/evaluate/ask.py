@@ -72,7 +72,7 @@ def ask(question: Question, say: Say, show: Show) -> None:
             request.write_text(text, encoding="utf-8")
             console.touch()
         parser = ReadingParser(say, show)
-        code = run_node(["evaluation.reading", str(request)], console, parser.feed, lambda: say("stopping"))
+        code = run_node(["evaluation.ask", str(request)], console, parser.feed, lambda: say("stopping"))
         if code or not parser.answered:
             log = f"the reading ended with code {code} and no message; its log is {console}"
             raise failure_of(code, parser.error, "interrupted before the answer; nothing is kept", log)

@@ -21,7 +21,7 @@ from pathlib import Path
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import CrashError
-from trainer.launch import rank
+from trainer.launch import rank_run
 from trainer.launch.rank_job import RankJob
 from trainer.paths import RunPaths
 from trainer.signals import StopFlag
@@ -30,17 +30,17 @@ def make_run(*_):
     if sys.argv[2] in ("full", "told"):
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(meeting / "summary.json"))
         if sys.argv[2] == "told":
-            raise rank.full_disk(full, config) from full
+            raise rank_run.full_disk(full, config) from full
         raise full
     raise CrashError("server-1 was lost")
 
-rank.join_world = lambda *_: None  # the others are not there
-rank.make_run = make_run  # a server that dies in the middle of a publication, or a full disk, stands behind it
+rank_run.join_world = lambda *_: None  # the others are not there
+rank_run.make_run = make_run  # a server that dies in the middle of a publication, or a full disk, stands behind it
 meeting = Path(sys.argv[1])
 config = RunConfig(fileroot=str(meeting / "runs"))
 RunPaths.of(config).logs.mkdir(parents=True)
 job = RankJob(config, meeting, 1, Start(None), meeting, f"file://{meeting}/rendezvous")
-rank.rank_main(int(sys.argv[3]), job, StopFlag())
+rank_run.rank_main(int(sys.argv[3]), job, StopFlag())
 """
 
 

@@ -25,7 +25,7 @@ from trainer.engines.launching import check_options
 from trainer.engines.options import check_model, check_window
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
-from trainer.launch.rank import full_disk, set_threads
+from trainer.launch.rank_run import full_disk, set_threads
 from trainer.launch.ranks import RankedRun
 from trainer.launch.supervised import supervised_model
 from trainer.locks import HeldError, hold

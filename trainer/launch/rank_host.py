@@ -1,4 +1,4 @@
-"""The actor of a rank on Ray. Without PyTorch, as rank_job beside it: a node starts one for every rank at once."""
+"""The actor of a rank on Ray. Without PyTorch, as what it starts: a node starts one for every rank at once."""
 
 from __future__ import annotations
 

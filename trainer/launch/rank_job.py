@@ -1,4 +1,4 @@
-"""What a rank is given, and the start of its process. Without PyTorch: the actor of every rank on Ray needs this."""
+"""What a rank is given, and the start of its process. Without PyTorch: the actors of ranks on Ray need this."""
 
 from __future__ import annotations
 
