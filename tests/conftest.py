@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -28,6 +29,17 @@ PEOPLE += ["Ida Thorn", "Jon Vale", "Kit Lark", "Lena Moss"]
 TOWNS = ["Arnby", "Belk", "Corvale", "Dunmere", "Eskow", "Fallory", "Greth", "Holmsund", "Istria Bay", "Jarrow Fen"]
 TOWNS += ["Kelmar", "Lindow"]
 RIVERS = ["Ouzel", "Pell", "Quern", "Rushy", "Sable", "Tamsin", "Ulver", "Vine", "Wend", "Xanten", "Yarrow", "Zell"]
+
+
+def pytest_configure() -> None:
+    """Collect tests without the garbage collector, as `trainer.entry.quick_imports`: a third of the seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Have it look at what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 LATE: list[str] = []
