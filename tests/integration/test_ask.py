@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -113,17 +114,23 @@ def test_a_checkpoint_from_elsewhere_reads_with_lengths_that_its_context_window_
     model = chat_checkpoint(tmp_path / "model", window=2048)
     settings = [word for one in typed for word in ("--set", f"agent.{one}")]
 
-    done = ask(run, "--model-path", model, "--question", "Who?", "--json", *settings, text="a b " * 300)
+    said = ask(run, "--model-path", model, "--question", "Who?", *settings, text="a b " * 300).stderr
 
-    document, *sections, _ = map(json.loads, done.stdout.splitlines())
-    assert (document["tokens"], document["sections"], len(sections)) == (1200, -(-1200 // section), -(-1200 // section))
-    assert max(one["memory_tokens"] for one in sections) <= memory
     lengths = f"sections have at most {section} tokens, the memory {memory} and an answer 128"
-    told = f"{lengths}, which its context window of 2048"
-    assert told in ask(run, "--model-path", model, "--question", "Who?", *settings, text="a").stderr
-    refused = ask(
-        run, "--model-path", model, "--question", "Who?", "--set", "agent.chunk_tokens=5000", text="a", code=2
-    )
+    assert f"{lengths}, which its context window of 2048" in said
+    count = -(-1200 // section)
+    assert f"1200 tokens in {count} sections" in said
+    memories = re.findall(r"section \d+ of \d+: memory (?:unchanged|(\d+) tokens)", said)
+    assert len(memories) == count
+    assert max(int(tokens or 0) for tokens in memories) <= memory
+
+
+def test_a_section_longer_than_the_context_window_of_a_checkpoint_from_elsewhere_is_refused(
+    run: Trial, tmp_path: Path
+) -> None:
+    model = chat_checkpoint(tmp_path / "model", window=2048)
+    words = ["--model-path", model, "--question", "Who?", "--set", "agent.chunk_tokens=5000"]
+    refused = ask(run, *words, text="a", code=2)
     assert "over the model's context window of 2048: lower agent.chunk_tokens" in refused.stderr
 
 

@@ -275,7 +275,7 @@ def test_a_checkpoint_is_asked_in_the_words_of_a_file(tmp_path: Path) -> None:
 
 def test_an_evaluation_at_work_is_listed_and_stopped(run_folder: Path, tmp_path: Path) -> None:
     words = ["eval", "--here", "--fileroot", run_folder, "--output-path", "out", "--data-names", "recall@64"]
-    argv = [sys.executable, "-m", "clusterkit.cli.main", *map(str, words), "--num-questions", "4000"]
+    argv = [sys.executable, "-m", "clusterkit.cli.main", *map(str, words), "--num-questions", "1000"]
     stop = ["eval", "stop", "--here", "--output-path", "out"]
     assert "no evaluation of this machine writes into" in clusterkit(*stop, cwd=tmp_path, code=1).stderr
     with subprocess.Popen(argv, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as evaluation:
