@@ -108,7 +108,8 @@ def run(name: str, paths: Sequence[str], options: Sequence[str], root: Path, cor
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *paths, f"--durations={SLOWEST}", *options],
         cwd=root,
-        env={**os.environ, "CLUSTERKIT_TEST_CORES": str(cores), **shared},
+        # Hundreds of processes import our modules: none is to compile all of them anew.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", "CLUSTERKIT_TEST_CORES": str(cores), **shared},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -179,3 +179,12 @@ def test_a_part_tells_its_own_processor_time_and_that_of_its_children(tmp_path: 
 
     assert (busy.code, idle.code) == (0, 0)
     assert busy.cpu >= 1.0 + 0.5 * idle.cpu
+
+
+def test_what_a_part_compiles_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    keeps = "import sys\ndef test_keeps(): assert not sys.dont_write_bytecode\n"
+
+    assert judge(tmp_path, capfd, {"a": keeps}, {"b": PASSES})[0] == 0
