@@ -31,8 +31,8 @@ def integration(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/integration/test_{name}.py" for name in names)
 
 
-UNITS = tuple(f"units {number}" for number in range(1, 7))
-"""Parts of the unit tests, which share nothing: small ones at the end, so that no core waits long for the last part."""
+UNITS = tuple(f"units {number}" for number in range(1, 6))
+"""Parts of the unit tests that share nothing: small ones at the end, so that no core waits long for the last part."""
 PARTS = {
     "learning": ("tests/learning",),
     "cluster": ("tests/cluster",),
@@ -48,10 +48,15 @@ PARTS = {
         "servers", "vllm_engine", "weight_publishing", "eval_server_url", "judge_server", "asynchronous", "synchronous",
         "eval_real", "prefix_sharing_real",
     ),
+    "ranks": tuple(
+        f"tests/unit/test_{name}.py" for name in (
+            "exactness_ranks", "lora_ranks", "recover_background", "replicas", "sharded_checkpoints", "sharded_loading",
+        )
+    ),
     **dict.fromkeys(UNITS, ()),
 }  # fmt: skip
 """Tests that share what is dear to start, in both suites the longest part first. The rest: integration tests that none
-names, in two parts, which get every second file.
+names, in two parts, which get every second file. Ranks: unit tests whose processes are forked from one.
 """
 AT_ONCE = (os.cpu_count() or 1) + 2
 """Parts side by side: while one waits, the others keep the cores busy."""
@@ -161,9 +166,11 @@ def all_tests(parts: dict[str, Sequence[str]], options: Sequence[str], root: Pat
 
 def with_rest(root: Path) -> dict[str, Sequence[str]]:
     """The parts, with what PARTS leaves open."""
-    taken = [path for paths in PARTS.values() for path in paths if path.startswith("tests/integration/")]
-    rest = [path for path in files_in(("tests/integration",), root) if path not in taken]
-    unit = files_in(("tests/unit",), root)
+    taken = {path for paths in PARTS.values() for path in paths}
+    rest, unit = (
+        [path for path in files_in((folder,), root) if path not in taken]
+        for folder in ("tests/integration", "tests/unit")
+    )
     dealt = {name: unit[number :: len(UNITS)] for number, name in enumerate(UNITS)}
     return {**PARTS, "rest": rest[::2], "more of the rest": rest[1::2], **dealt}
 
