@@ -50,7 +50,8 @@ PARTS = {
     ),
     "ranks": tuple(
         f"tests/unit/test_{name}.py" for name in (
-            "exactness_ranks", "lora_ranks", "recover_background", "replicas", "sharded_checkpoints", "sharded_loading",
+            "exactness_ranks", "lora_ranks", "rank_outcome", "recover_background", "replicas", "sharded_checkpoints",
+            "sharded_loading",
         )
     ),
     **dict.fromkeys(UNITS, ()),

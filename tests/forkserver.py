@@ -18,6 +18,7 @@ CONTEXT.set_forkserver_preload(
         "trainer.checkpoint.recover",
         "trainer.engines.embedded",
         "trainer.evaluate",
+        "trainer.launch.rank_run",
         "trainer.rollout.controller",
         "trainer.train.learner",
         "trainer.train.parity",
