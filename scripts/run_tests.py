@@ -37,9 +37,9 @@ PARTS = {
     "learning": ("tests/learning",),
     "cluster": ("tests/cluster",),
     "runs": integration(
-        "diagnose_command", "faults_config", "faults_disk", "faults_model", "own_classes", "recover_check",
-        "recover_from", "recovery_choice", "recovery_damage", "recovery_kill", "recovery_persistent", "recovery_ranks",
-        "recovery_signals", "report_browser", "trainer_types",
+        "diagnose_command", "faults_config", "faults_disk", "faults_model", "heldout_runs", "own_classes",
+        "recover_check", "recover_from", "recovery_choice", "recovery_damage", "recovery_kill",
+        "recovery_persistent", "recovery_ranks", "recovery_signals", "report_browser", "trainer_types",
     ),
     "rest": (),
     "more of the rest": (),
