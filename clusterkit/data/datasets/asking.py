@@ -20,6 +20,9 @@ _BEFORE_PEOPLE = frozenset(
 )
 _PART = re.compile(r", part \d+$")
 _PREDICATE = re.compile(r" (?:\(|[a-z]+ly )?(?:is|was|are|were|has|had|became|won|born|[a-z]+(?:ed|s))\b")
+_HEADS = ['The "', "The \u201c", "The ", '"', "\u201c", ""]
+"""What may stand before a subject's name."""
+_CLOSING = {'"', "\u201d"}
 _SUBJECT = re.compile(
     r"(?:It|He|She|They|Th(?:e|is) [a-z]+(?= (?:is|was|are|were|has|had|have|can|will|also|[a-z]+(?:ed|ly)|"
     r"(?:star|air|run|open|contain|feature|offer|serve|include|focus|follow)s)\b))(?= [a-z])"
@@ -109,5 +112,11 @@ def clip(masked: str) -> str:
 
 def predicate_of(sentence: str, name: str) -> str:
     """Return what a sentence says of `name`, its subject: " is a town."; empty where its subject is something else."""
-    start = re.match(rf'(?:The )?["\u201c]?{re.escape(name)}["\u201d]?(?=[ ,(])', sentence) or _SUBJECT.match(sentence)
+    for head in _HEADS:  # not a pattern of the name: compiling one takes longer than all else that is asked of it
+        if sentence.startswith(head + name):
+            rest = sentence[len(head) + len(name) :]
+            for said in (rest[1:], rest) if rest[:1] in _CLOSING else (rest,):
+                if said.startswith((" ", ",", "(")):
+                    return said
+    start = _SUBJECT.match(sentence)
     return sentence[start.end() :] if start else ""
