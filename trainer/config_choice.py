@@ -26,7 +26,7 @@ CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 class Section(BaseModel):
     """Base of every section: unknown keys are refused and defaults are validated too."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 
 S = TypeVar("S", bound=Section)

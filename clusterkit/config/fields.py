@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -91,29 +87,8 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[Field]:
         elif choice is not None:
             yield from _merged(choice, prefix)
         else:
-            help_text = " ".join(_documented(model).get(name, "").split())
+            help_text = " ".join((info.description or "").split())
             yield _field(prefix + name, info.annotation, list(info.metadata), help_text, info.default)
-
-
-def _documented(model: type[BaseModel]) -> dict[str, str]:
-    """Return what stands below each field. It is read where it is asked for: pydantic would read all at every start."""
-    found: dict[str, str] = {}
-    for cls in reversed([cls for cls in model.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]):
-        found |= _sentences(cls.__module__).get(cls.__name__, {})
-    return found
-
-
-@cache
-def _sentences(module: str) -> dict[str, dict[str, str]]:
-    """Return what stands below each field of a module's classes, by class."""
-    found: dict[str, dict[str, str]] = {}
-    for definition in ast.parse(inspect.getsource(sys.modules[module])).body:
-        if isinstance(definition, ast.ClassDef):
-            for statement, below in pairwise(definition.body):
-                match statement, below:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        found.setdefault(definition.name, {})[name] = text
-    return found
 
 
 def _merged(choice: Choice, prefix: str) -> Iterator[Field]:
