@@ -96,12 +96,12 @@ def fitted_lengths(config: EvalConfig, folder: Path) -> EvalConfig:
 
 
 def _load(rows: list[Row], tokenizer: Any, window: int) -> list[Loaded]:
-    encode(tokenizer, "")  # forgets a truncation that its file asks for, which threads cannot at the same time
     tasks: dict[str, list[Task]] = {}  # of a suite, which the rows of all methods share
     loaded = []
     for row in rows:
         if row.suite.name not in tasks:
             tasks[row.suite.name] = row.suite.load(lambda text: len(encode(tokenizer, text)))
+        encode(tokenizer, "")  # undoes what its file or a row before has set: threads could not at the same time
         loaded.append(_prepared(row, tasks[row.suite.name], tokenizer, window))
     return loaded
 

@@ -93,10 +93,15 @@ class RolloutController:
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
 
     async def _prepared(self, tasks: Sequence[Task]) -> list[Any]:
-        if not getattr(self.agent, "builtin", False):  # a class of the user's own may not expect threads here
+        if not self._is_ours:  # a class of the user's own may not expect threads here
             return [self.agent.prepare(task) for task in tasks]
         # Long documents take seconds, and tokenizers leave the interpreter to others.
         return await asyncio.gather(*(asyncio.to_thread(self.agent.prepare, task) for task in tasks))
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether the agent's class is ours; one of the user's own that inherits it is not."""
+        return "builtin" in vars(type(self.agent))
 
     @property
     def asks_others(self) -> bool:
@@ -185,7 +190,7 @@ class RolloutController:
         errors = [t.error for t in done if t.error is not None]
         if not errors or len(errors) < len(done):
             return
-        if getattr(self.agent, "builtin", False):
+        if self._is_ours:
             raise RunError(
                 f"every one of {len(done)} trajectories failed, the first with: {errors[0]}. main.log says more"
             )
