@@ -164,8 +164,9 @@ async def follow(selection: Selection, submitted: SubmittedEval, local: Path, sa
     code = _exit_code(job)
     folder = None
     if code == UserError.exit_code and parser.error:
-        async with head_of(selection) as head:
-            await remove_refused(head, submitted)
+        with suppress(HostError):  # the refusal is what is to be told
+            async with head_of(selection) as head:
+                await remove_refused(head, submitted)
     if parser.answer is not None and code in (0, 1):
         async with head_of(selection) as head:
             folder = await copy_results(head, submitted.output, PurePosixPath(parser.answer["results"]).name, local)
@@ -173,7 +174,11 @@ async def follow(selection: Selection, submitted: SubmittedEval, local: Path, sa
 
 
 async def remove_refused(head: Head, submitted: SubmittedEval) -> None:
-    """Remove a refused evaluation's request and log, and the folders that hold nothing else, unless it has answers."""
+    """Remove a refused evaluation's request and log, and the folders that hold nothing else, unless it has answers.
+
+    Raises:
+        HostError: it could not be done.
+    """
     output, log = shlex.quote(submitted.output), shlex.quote(submitted.log)
     request = shlex.quote(str(PurePosixPath(submitted.log).with_suffix(".yaml")))
     script = f"""answers=
@@ -185,8 +190,7 @@ if [ -z "$answers" ]; then
   rmdir --ignore-fail-on-non-empty {output}/logs {output}
 fi
 """
-    with suppress(HostError):  # the refusal is what is to be told
-        await run_checked(head, script)
+    await run_checked(head, script)
 
 
 async def follow_watch(

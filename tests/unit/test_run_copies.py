@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import NoReturn, cast
 
 import pytest
 from localsession import LocalSession
@@ -20,15 +20,18 @@ from run_writer import RunWriter
 
 from clusterkit.backends.ray.files import listing
 from clusterkit.backends.ray.head import Head
+from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.mirror import Copies, _is_record
 from clusterkit.backends.ray.storage import fetch_records
-from clusterkit.evaluate.job import remove_refused
+from clusterkit.evaluate import job
+from clusterkit.evaluate.process import EvalOutputParser
 from clusterkit.evaluate.request import SubmittedEval
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import observe
-from clusterkit.ssh.api import Result, Session
+from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 from clusterkit.ssh.selection import Selection
+from trainer.errors import UserError
 
 
 class Unprivileged(LocalSession):
@@ -112,7 +115,7 @@ def test_a_refused_evaluation_leaves_nothing_there_but_what_belongs_to_answers(t
         for name in ("logs/job.log", *others, "logs/job.yaml"):
             write(output / name)
         os.utime(output / "logs" / "job.yaml", (1, 1))
-        asyncio.run(remove_refused(head, SubmittedEval("job", str(output), str(output / "logs" / "job.log"), "")))
+        asyncio.run(job.remove_refused(head, SubmittedEval("job", str(output), str(output / "logs" / "job.log"), "")))
         return sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_file())
 
     assert left(tmp_path / "none") == []
@@ -122,9 +125,28 @@ def test_a_refused_evaluation_leaves_nothing_there_but_what_belongs_to_answers(t
     assert left(tmp_path / "answered", "records/a/samples.jsonl") == answered
     os.utime(tmp_path / "answered" / "records" / "a" / "samples.jsonl", (0, 0))
     asyncio.run(
-        remove_refused(head, SubmittedEval("job", str(tmp_path / "answered"), f"{tmp_path}/answered/logs/job.log", ""))
+        job.remove_refused(
+            head, SubmittedEval("job", str(tmp_path / "answered"), f"{tmp_path}/answered/logs/job.log", "")
+        )
     )
     assert not (tmp_path / "answered" / "logs").exists(), "its answers are those of an earlier one"
+
+
+def test_a_refusal_is_told_where_the_head_is_lost_before_it_is_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_: object, __: object, parser: EvalOutputParser, ___: object) -> RayJob:
+        parser.feed(b"error: no such data set\n")
+        return RayJob("job", "FAILED", "Job entrypoint command failed with exit code 2")
+
+    def lost(_: object) -> NoReturn:
+        raise HostError("here", ErrorKind.UNREACHABLE, "no route")
+
+    monkeypatch.setattr(job, "follow_output", refused)
+    monkeypatch.setattr(job, "head_of", lost)
+    selection = cast("Selection", None)
+    with pytest.raises(UserError, match="no such data set"):
+        asyncio.run(job.follow(selection, SubmittedEval("job", "/out", "/out/logs/job.log", ""), tmp_path, print))
 
 
 def test_a_cluster_whose_clock_is_behind_does_not_make_its_run_stalled(tmp_path: Path) -> None:
