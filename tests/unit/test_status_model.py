@@ -162,6 +162,8 @@ def test_the_eta_includes_the_closing_evaluation_by_what_it_took_before_the_firs
         measured("after", 12, 25.0, documents=8)
         measured("after", 12, 25.0, blank_memory=True)
         assert "ETA" not in told()
+        writer.attempt(resume_step=12, total_steps=14)  # of more steps, after which all is measured again
+        assert told().endswith("ETA 1 min 08 s, closing evaluation included")
 
 
 def test_text_shows_trend_speed_checkpoint_and_what_to_do(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ class History:
     @property
     def closing_lines(self) -> int:
         """Lines of the closing table that have been measured."""
-        return sum(record.get("name") == "after" for record in self.evals)
+        return len(self._closed)
 
     @property
     def closing_seconds(self) -> float:
@@ -213,8 +213,14 @@ class History:
         0 where that is not known: nothing was measured before, or nothing is held out.
         """
         took = {_table_line(one): number(one, "seconds") or 0.0 for one in self.evals if one.get("name") == "before"}
-        done = {_table_line(one) for one in self.evals if one.get("name") == "after"}
-        return sum(seconds for line, seconds in took.items() if line not in done)
+        return sum(seconds for line, seconds in took.items() if line not in self._closed)
+
+    @property
+    def _closed(self) -> set[tuple[int, int, bool]]:
+        """Lines that this attempt has measured after the last step: one that begins there measures all anew."""
+        attempt = whole(self.attempts[-1], "attempt") if self.attempts else 0
+        after = (one for one in self.evals if one.get("name") == "after")
+        return {_table_line(one) for one in after if whole(one, "attempt") == attempt}
 
     @property
     def learns(self) -> bool:
