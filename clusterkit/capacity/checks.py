@@ -236,7 +236,7 @@ def check_hours(config: RunConfig, task: str, time: StepTime | None, whole: Whol
     beside = f", and held-out evaluations on top, {evaluations}" if evaluations else ""
     if time is None and whole is not None:
         took = f"{duration(whole.low_s)} to {duration(whole.high_s)}"
-        told = f"as the preset stands it took {took} from the command to the end ({whole.source})"
+        told = f"nearly as the preset stands it took {took} from the command to the end ({whole.source})"
         return [_ok("hours", f"{steps} steps{beside}; {told}")]
     if time is None:
         return [_ok("hours", f"{steps} steps{beside}; nobody has published how long one takes")]

@@ -55,11 +55,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class WholeRun:
-    """How long a preset's command took, as the preset stands."""
+    """How long a preset's command took, nearly as the preset stands."""
 
     low_s: float
     high_s: float
-    source: str  # on what, under which conditions, and where that is written
+    source: str  # on what, what was not as it stands, and where that is written
 
 
 @dataclass(frozen=True)
