@@ -8,7 +8,7 @@ import pytest
 
 from clusterkit.data.datasets.cloze import Maker
 from clusterkit.data.datasets.passages import read_passages
-from clusterkit.data.datasets.prose import blocks_of, is_one_sentence, whole_sentences
+from clusterkit.data.datasets.prose import blocks_of, is_one_sentence, whole_sentences, without_front_matter
 from trainer.tasks.hotpotqa_data import Document
 
 
@@ -94,6 +94,9 @@ def test_sentences_that_were_pasted_together_come_apart(tmp_path: Path, text: st
 def test_a_rule_in_a_text_is_no_front_matter_and_wrapped_lines_are_one_sentence(tmp_path: Path) -> None:
     text = "---\nHe was a pupil of Robert\nStevenson.\n---\nShe was not.\n"
     assert _sentences(tmp_path, text) == ["He was a pupil of Robert Stevenson.", "She was not."]
+    for kept in ("He left at 5:30 for Rome.", "- a list of things"):
+        assert list(without_front_matter(["---", kept, "---", "End."])) == ["---", kept, "---", "End."]
+    assert list(without_front_matter(["---", "tags:", "- Rome", "  more", "# of 5 p.m.", "...", "End."])) == ["End."]
     assert (
         list(
             blocks_of(

@@ -16,6 +16,7 @@ from trainer.tasks.evidence import sentences
 MOST_FRONT_MATTER = 60
 """Lines between two lines `---` at the beginning of a file."""
 MOST_HEADING = 60
+_SETTING = re.compile(r"[\w.-]+:(?:\s|$)")
 _BULLET = re.compile(r"[-*+\u2022]\s+(?=\S)")
 _NUMBERED = re.compile(r"(\d{1,3})[.)]\s+(?=\S)")
 _EMPHASIS = re.compile(
@@ -54,7 +55,9 @@ def without_front_matter(lines: Iterable[str]) -> Iterator[str]:
         for line in islice(rest, MOST_FRONT_MATTER):
             begun.append(line)
             if line.strip() in ("---", "..."):
-                begun = [] if all(":" in one or one[:1] in " -" or not one.strip() for one in begun) else begun
+                settings = [one for one in begun if _SETTING.match(one)]
+                others = [one for one in begun if one.strip() and one[:1] not in " \t-#." and one not in settings]
+                begun = begun if others or not settings else []
                 break
     return chain(begun, rest)
 
