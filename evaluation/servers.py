@@ -85,7 +85,7 @@ class KeptServers:
             while not self.served.pool.usable() and self._may_come_back():
                 await asyncio.sleep(POLL_SECONDS)
             if self._watch is not None and self._watch.done():
-                self._watch.result()  # without it a server that hangs would be waited for without end
+                self._watch.result()  # without it servers that hang would be kept
             try:
                 return await self.served.generate(prompt_ids, params, key=key)
             except EngineGoneError:

@@ -14,9 +14,11 @@ import pytest
 from httpstub import Answer, Hang, HttpStub
 from servedrig import PARAMS, FaultyServer, Rig, run_scenario
 
+from evaluation.servers import KeptServers
 from trainer.engines.dialects import make_dialect
 from trainer.engines.hang_watch import until_it_hangs, watch_for_hangs
 from trainer.engines.http import HangsServersError, Server
+from trainer.errors import UserError
 
 SECONDS = 0.2
 
@@ -297,3 +299,39 @@ def test_a_server_whose_requests_are_others_is_asked_whether_it_works() -> None:
             assert (await asyncio.wait_for(found, 60)).startswith("it hangs: for 0 s it has not answered whether")
 
     asyncio.run(body())
+
+
+def test_too_many_open_files_of_this_process_are_no_sign_of_a_server_that_hangs() -> None:
+    asked = 0
+
+    class Full:
+        health_path = "/health"
+
+        async def check_working(self, *_: object) -> None:
+            nonlocal asked
+            asked += 1
+            raise UserError("Too many open files")
+
+    async def body() -> None:
+        found = asyncio.create_task(until_it_hangs(Full(), Server("judge-0", ""), SECONDS / 10))  # type: ignore[arg-type]
+        await until(lambda: asked >= 10 or found.done())
+        assert not found.done()
+        found.cancel()
+
+    asyncio.run(body())
+
+
+def test_an_evaluation_whose_watch_has_failed_ends_at_the_next_request(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise RuntimeError("it broke")
+
+    async def body(rig: Rig) -> None:
+        await rig.add(FaultyServer())
+        servers = KeptServers("sglang", rig.engine, [], 0)
+        await servers.generate([5], PARAMS)
+        servers._watch = asyncio.create_task(fail())
+        await asyncio.wait([servers._watch])
+        with pytest.raises(RuntimeError, match="it broke"):
+            await servers.generate([5], PARAMS)
+
+    scenario(tmp_path, body)
