@@ -174,7 +174,7 @@ async def follow(selection: Selection, submitted: SubmittedEval, local: Path, sa
 
 
 async def remove_refused(head: Head, submitted: SubmittedEval) -> None:
-    """Remove a refused evaluation's request and log, and the folders that hold nothing else, unless it has answers.
+    """Remove a refused evaluation's request and log, and their folder if it holds no others, unless it has answers.
 
     Raises:
         HostError: it could not be done.
@@ -182,12 +182,12 @@ async def remove_refused(head: Head, submitted: SubmittedEval) -> None:
     output, log = shlex.quote(submitted.output), shlex.quote(submitted.log)
     request = shlex.quote(str(PurePosixPath(submitted.log).with_suffix(".yaml")))
     script = f"""answers=
-if [ -d {output}/records ]; then
+if [ -d {output}/records ] && [ -e {request} ]; then
   answers=$(find {output}/records -name samples.jsonl -newer {request} -print -quit)
 fi
-if [ -z "$answers" ]; then
+if [ -e {request} ] && [ -z "$answers" ]; then
   rm -f {request} {log}
-  rmdir --ignore-fail-on-non-empty {output}/logs {output}
+  rmdir --ignore-fail-on-non-empty {output}/logs
 fi
 """
     await run_checked(head, script)

@@ -329,8 +329,9 @@ def test_a_killed_server_ends_what_waits_for_it_with_the_reason(served: Served) 
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"no inference server is left \(one: "):
             await jobs
-        while not served.server.problem.startswith("it "):  # told a moment after it is no longer running
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60.0):
+            while not served.server.problem.startswith("it "):  # told a moment after it is no longer running
+                await asyncio.sleep(0.01)
         with pytest.raises(EngineError, match=r"no inference server is left \(one: it was ended by SIGKILL.*vllm.log"):
             await engine.generate([5], SamplingParams(8))
 

@@ -141,7 +141,7 @@ def test_a_task_without_lengths_shows_its_other_metrics(tmp_path: Path) -> None:
 
     lines = [" ".join(line.split()) for line in summary_lines(summary)]
 
-    assert lines[1:3] == ["as trained 10.0% 20.0%", "f1 15.0% 25.0%"]
+    assert lines[1:3] == ["as trained 10.0% 20.0%", "f1 of marked answers 15.0% 25.0%"]
     assert not any("blind" in line for line in lines)
 
 

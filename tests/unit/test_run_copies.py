@@ -119,7 +119,14 @@ def test_a_refused_evaluation_leaves_nothing_there_but_what_belongs_to_answers(t
         return sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_file())
 
     assert left(tmp_path / "none") == []
-    assert not (tmp_path / "none").exists()
+    assert list((tmp_path / "none").iterdir()) == [], "the folder may have been there before"
+    write(tmp_path / "unasked" / "logs" / "job.log")
+    asyncio.run(
+        job.remove_refused(
+            head, SubmittedEval("job", str(tmp_path / "unasked"), f"{tmp_path}/unasked/logs/job.log", "")
+        )
+    )
+    assert (tmp_path / "unasked" / "logs" / "job.log").exists(), "without its request nothing is known of it"
     assert left(tmp_path / "others", "logs/other.log") == ["logs/other.log"]
     answered = ["logs/job.log", "logs/job.yaml", "records/a/samples.jsonl"]
     assert left(tmp_path / "answered", "records/a/samples.jsonl") == answered

@@ -51,7 +51,8 @@ def settings_and_data(config: RunConfig, data: dict[str, str] | None = None) -> 
     """
     digests = data_digests(config) if data is None else data
     found = fingerprint(config) | {f"{DATA}{name}": digest for name, digest in digests.items()}
-    return found | ({TRACES: f"{MOST_SENTENCES} sentences"} if config.trainer.type == "sft" else {})
+    traced = config.trainer.type == "sft" and config.supervised.dataset  # the start of a run, not chats of the user's
+    return found | ({TRACES: f"{MOST_SENTENCES} sentences"} if traced else {})
 
 
 def way_out(config: RunConfig, changed: list[str], checkpoint: str = "CHECKPOINT") -> str:

@@ -81,7 +81,7 @@ class RolloutController:
 
     async def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         """As `run`, for an event loop that runs already."""
-        prepared = await self._prepared(tasks)
+        prepared = [self.agent.prepare(task) for task in tasks]
         jobs = [
             asyncio.ensure_future(self._trajectory(task, one, sample, plan))
             for task, one in zip(tasks, prepared, strict=True)
@@ -91,12 +91,6 @@ class RolloutController:
         self._check_failures(done)
         size = plan.group_size
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
-
-    async def _prepared(self, tasks: Sequence[Task]) -> list[Any]:
-        if not self._is_ours:  # a class of the user's own may not expect threads here
-            return [self.agent.prepare(task) for task in tasks]
-        # Long documents take seconds, and tokenizers leave the interpreter to others.
-        return await asyncio.gather(*(asyncio.to_thread(self.agent.prepare, task) for task in tasks))
 
     @property
     def _is_ours(self) -> bool:

@@ -89,7 +89,7 @@ class Views:
                     self._drawn = (key, plots(found))
                 shown = content(found, time.time(), self._drawn[1], known)
                 return Html(self._mirror.with_original_paths(shown))
-        except RunError as error:  # there is no such run yet, or it cannot be read now
+        except (RunError, OSError) as error:  # there is no such run yet, or it cannot be read now
             return tag("p", self._mirror.with_original_paths(str(error)), cls="empty")
 
     def _up_to_date(self, run: str, compare: Sequence[str] | None) -> list[RunDirectory]:
