@@ -78,13 +78,7 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
     card = read_card(out)
     if card is not None and card["key"] == plan.key and not force and _whole(out, card):
         return {**card, "outcome": "present"}
-    if out.exists() and any(out.iterdir()) and card is None:
-        raise UserError(f"{out} holds something else: choose another folder with --out")
-    if card is not None and not force and card["key"] != plan.key:
-        raise UserError(
-            f"{out} was prepared {_difference(card, plan)}: choose another folder with --out, or replace it with "
-            "--force"
-        )
+    _refuse_others(out, plan, force)
     parts = out.parent / f".{out.name}.parts-{plan.key}"
     with _alone(parts, out), staged_folder(out, replace=True) as staging:
         files = {output.name: _write(output, parts, staging, say) for output in plan.outputs}
@@ -99,8 +93,20 @@ def build(plan: BuildPlan, out: Path, say: Say, force: bool = False) -> dict[str
         }
         write_atomic(staging / CARD, json.dumps(card, indent=1, ensure_ascii=False))
         write_atomic(staging / "README.md", card_text(card))
+        _refuse_others(out, plan, force)  # that another command with other settings has made meanwhile
     shutil.rmtree(parts, ignore_errors=True)
     return {**card, "outcome": "made"}
+
+
+def _refuse_others(out: Path, plan: BuildPlan, force: bool) -> None:
+    card = read_card(out)
+    if out.exists() and any(out.iterdir()) and card is None:
+        raise UserError(f"{out} holds something else: choose another folder with --out")
+    if card is not None and not force and card["key"] != plan.key:
+        raise UserError(
+            f"{out} was prepared {_difference(card, plan)}: choose another folder with --out, or replace it with "
+            "--force"
+        )
 
 
 @contextmanager

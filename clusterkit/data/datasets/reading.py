@@ -104,7 +104,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) <= MOST_DIGITS and int(word) >= 2 for word in words):
         raise UserError(
-            f"--trace-documents {_shown(text)}: write numbers of at least 2 and at most {MOST_DIGITS} digits, such as "
+            f"--trace-documents {_shown(text)}: write numbers from 2 on, of {MOST_DIGITS} digits at most, such as "
             "2,4,8,16"
         )
     return tuple(map(int, words))
