@@ -20,8 +20,10 @@ from trainer.types import Row
 VOCABULARY = 4096
 
 
-def make_lm(device: torch.device, layers: int = 4) -> Any:
-    """A Qwen2 with grouped heads, random weights spread enough for sharp distributions."""
+def make_lm(device: torch.device, layers: int = 4, heads: int = 8) -> Any:
+    """A Qwen2 with grouped heads, of 64 or, where there are 4, of 128; random weights spread enough for sharp
+    distributions.
+    """
     torch.manual_seed(5)
     lm = Qwen2ForCausalLM(
         Qwen2Config(
@@ -29,7 +31,7 @@ def make_lm(device: torch.device, layers: int = 4) -> Any:
             hidden_size=512,
             intermediate_size=1024,
             num_hidden_layers=layers,
-            num_attention_heads=8,
+            num_attention_heads=heads,
             num_key_value_heads=2,
             max_position_embeddings=4096,
             initializer_range=0.05,
@@ -82,9 +84,9 @@ def make_config(dtype: str, **train: Any) -> RunConfig:
     )
 
 
-def make_learner(dtype: str, world: World | None = None, **train: Any) -> Learner:
+def make_learner(dtype: str, world: World | None = None, heads: int = 8, **train: Any) -> Learner:
     world = world or single_world(dtype=getattr(torch, dtype))
-    return Learner(make_lm(world.device), make_config(dtype, **train), world, 100)
+    return Learner(make_lm(world.device, heads=heads), make_config(dtype, **train), world, 100)
 
 
 def run(world: World, dtype: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from trainer.checkpoint.background import BackgroundWriter  # noqa: E402
 from trainer.checkpoint.export import BackgroundExport  # noqa: E402
 from trainer.checkpoint.recover import RecoverStore, RunState  # noqa: E402
 from trainer.errors import RunError  # noqa: E402
-from trainer.train import chunks, varlen  # noqa: E402
+from trainer.train import chunks, flash4, varlen  # noqa: E402
 from trainer.train.distributed import whole  # noqa: E402
 from trainer.train.layers import can_compile  # noqa: E402
 
@@ -112,20 +112,25 @@ def test_the_flash_kernel_gives_what_padded_blocks_give(monkeypatch: pytest.Monk
     assert_no_worse(found["flash"], found["padded"], gradients(parts.make_learner("float32"), rows))
 
 
+@pytest.mark.parametrize("heads", [8, 4], ids=["heads of 64", "heads of 128"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_what_rows_share_is_computed_once_with_the_gradients_of_whole_rows(compiled: bool) -> None:
+def test_what_rows_share_is_computed_once_with_the_gradients_of_whole_rows(
+    compiled: bool, checkpointing: str, heads: int
+) -> None:
     if compiled and not can_compile(torch.device("cuda")):
         pytest.skip("torch.compile needs Triton and a C compiler")
-    rows = parts.make_groups()
-    whole_rows = parts.make_learner("bfloat16", compile=compiled, share_prefixes=False)
-    shared = parts.make_learner("bfloat16", compile=compiled)
+    rows, settings = parts.make_groups(), {"heads": heads, "compile": compiled, "checkpointing": checkpointing}
+    whole_rows = parts.make_learner("bfloat16", share_prefixes=False, **settings)
+    shared = parts.make_learner("bfloat16", **settings)
     logprobs = {name: flat(one.logprobs(rows)) for name, one in (("whole", whole_rows), ("shared", shared))}
     work = shared.step(parts.make_groups(seed=1)).work
 
     assert work.tokens < 0.8 * work.row_tokens
+    assert (heads == 4 and flash4.available()) == (512 // heads in varlen._FASTER)
     assert (logprobs["shared"] - logprobs["whole"]).abs().mean() <= 0.02
-    fresh = {share: parts.make_learner("bfloat16", compile=compiled, share_prefixes=share) for share in (False, True)}
-    exact = gradients(parts.make_learner("float32"), rows)
+    fresh = {share: parts.make_learner("bfloat16", share_prefixes=share, **settings) for share in (False, True)}
+    exact = gradients(parts.make_learner("float32", heads=heads), rows)
     assert_no_worse(gradients(fresh[True], rows), gradients(fresh[False], rows), exact)
 
 

@@ -143,7 +143,7 @@ def _selective(rank: int) -> Any:
             products[context.is_recompute] += 1
             keep = products[context.is_recompute] % 2 == 1
         else:
-            keep = operation in _ATTENTION or operation.namespace in ("torch_attn", "flash_attn")
+            keep = operation in _ATTENTION or operation.namespace in ("torch_attn", "flash_attn", "clusterkit")
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)

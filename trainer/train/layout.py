@@ -213,6 +213,7 @@ class PackedLayout:
         if not capped and varlen.usable(self.device, dtype, head_size, windowed, self.keyed):
             found: dict[str, Any] = {"row_ends": self.ends, "longest_row": self.longest}
             if self.keys is not None:
+                varlen.find_faster(model.num_attention_heads, model.num_key_value_heads, head_size)
                 found |= {"key_index": self.keys.index, "key_ends": self.keys.ends, "longest_keys": self.keys.longest}
             return found
         return {"packed_layout": self}
@@ -233,7 +234,7 @@ def _runs(order: Sequence[int], belongs: Callable[[int, int], bool]) -> Iterator
 
 
 def keeps_kernel(lm: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether rows with a shared prefix use the same attention kernel as whole rows.
+    """Whether a flash kernel takes rows with a shared prefix where one takes whole rows.
 
     They do not where the flash kernel does not align its causal mask at the end of the keys. Padded blocks would be
     left, which are slow on a GPU, so prefixes are not shared then, and main.log says so.

@@ -2,19 +2,25 @@
 
 The kernel is PyTorch's (`torch.nn.attention.varlen`, from 2.10 on), otherwise flash-attn's where that is installed.
 PyTorch's has options for grouped heads only from 2.13 on, and for sliding windows from 2.11 on. So `flash` tries once,
-before anything is compiled, what the kernel at hand computes correctly.
+before anything is compiled, what the kernel at hand computes correctly. Rows that attend to a shared prefix go through
+FlashAttention 4 (trainer/train/flash4.py) where that is at hand and right, too.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from trainer.train import flash4
+
+log = logging.getLogger("trainer")
 
 HALF = (torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
@@ -76,6 +82,8 @@ def usable(
 
 _FOUND: list[Flash] = []
 """The result of `flash`, for compiled code, which would otherwise trace that function."""
+_FASTER: dict[int, Kernel] = {}
+"""What `find_faster` found for heads of a size, for the same reason."""
 
 
 @functools.cache
@@ -89,6 +97,30 @@ def flash() -> Flash | None:
     if kernel is None:
         return None
     return _keep(Flash(name, kernel, _takes_groups(kernel), _takes_windows(kernel), _takes_prefixes(kernel)))
+
+
+@functools.cache
+def find_faster(heads: int, kv_heads: int, head_size: int) -> None:
+    """Look for a faster kernel for rows that attend to a shared prefix, which `attend` then takes for them.
+
+    Call it before layers are compiled for such rows. It compiles that kernel for these heads, in some seconds.
+    """
+    kernel = flash()
+    if kernel is None or head_size not in flash4.HEADS or not flash4.available():
+        return
+    times = heads // kv_heads
+
+    def whole(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
+        return _whole(kernel.run, query, key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), ends)
+
+    if _agree(whole, functools.partial(_split, flash4.run), kv_heads, heads, head_size):
+        _FASTER[head_size] = flash4.run
+        log.info("attention of rows that share a prefix: FlashAttention 4")
+    else:
+        log.warning(
+            "FlashAttention 4 is installed and does not do here what the other kernel does: it is left out, and rows "
+            "that share a prefix are trained some percent slower"
+        )
 
 
 def _keep(kernel: Flash) -> Flash:
@@ -124,13 +156,16 @@ def attend(
     kernel = _FOUND[0] if _FOUND else flash()
     assert kernel is not None, "usable() was not asked"
     key_ends, longest_keys = ends, longest
+    run, grouped = kernel.run, kernel.grouped
     if keys is not None:
         key, value = _laid_out(key, keys.index), _laid_out(value, keys.index)
         key_ends, longest_keys = keys.ends, keys.longest
+        if window is None and (faster := _FASTER.get(query.shape[-1])) is not None:
+            run, grouped = faster, True
     times = query.shape[1] // key.shape[1]
-    if times > 1 and not kernel.grouped:
+    if times > 1 and not grouped:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    return kernel.run(query, key, value, ends, longest, key_ends, longest_keys, scale, window)
+    return run(query, key, value, ends, longest, key_ends, longest_keys, scale, window)
 
 
 def _laid_out(values: Tensor, index: Tensor) -> Tensor:
@@ -213,19 +248,17 @@ def _takes_windows(kernel: Kernel) -> bool:
 
 
 def _takes_prefixes(kernel: Kernel) -> bool:
-    """Whether the kernel aligns its causal mask at the end of the keys, so that queries may follow a prefix.
+    """Whether the kernel aligns its causal mask at the end of the keys, so that queries may follow a prefix."""
+    return _agree(functools.partial(_whole, kernel), functools.partial(_split, kernel), kv_heads=4)
 
-    The second of two rows is split into 20 tokens and 43 that attend to them, and compared with the whole row.
-    """
 
-    def split(query: Tensor, key: Tensor, value: Tensor, _: Tensor) -> Tensor:
-        ends = torch.tensor([0, 33, 53, 96], device="cuda", dtype=torch.int32)
-        seen = torch.tensor([0, 33, 53, 116], device="cuda", dtype=torch.int32)
-        index = torch.cat([torch.arange(53), torch.arange(33, 96)]).to("cuda")
-        key, value = _laid_out(key, index), _laid_out(value, index)
-        return kernel(query, key, value, ends, 64, seen, 64, None, None)
-
-    return _agree(functools.partial(_whole, kernel), split, kv_heads=4)
+def _split(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, _: Tensor) -> Tensor:
+    """What `_whole` gives, the second of its two rows split into 20 tokens and 43 that attend to them."""
+    ends = torch.tensor([0, 33, 53, 96], device="cuda", dtype=torch.int32)
+    seen = torch.tensor([0, 33, 53, 116], device="cuda", dtype=torch.int32)
+    index = torch.cat([torch.arange(53), torch.arange(33, 96)]).to("cuda")
+    key, value = _laid_out(key, index), _laid_out(value, index)
+    return kernel(query, key, value, ends, 64, seen, 64, None, None)
 
 
 def _whole(
@@ -234,10 +267,10 @@ def _whole(
     return kernel(query, key, value, ends, 64, ends, 64, None, window)
 
 
-def _agree(one: Attention, other: Attention, kv_heads: int) -> bool:
+def _agree(one: Attention, other: Attention, kv_heads: int, heads: int = 4, size: int = 64) -> bool:
     """Whether two functions give the same values and gradients for two rows of 33 and 63 tokens."""
     generator = torch.Generator("cuda").manual_seed(0)
-    shapes = ((96, 4, 64), (96, kv_heads, 64), (96, kv_heads, 64))
+    shapes = ((96, heads, size), (96, kv_heads, size), (96, kv_heads, size))
     tensors = [
         torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16).requires_grad_()
         for shape in shapes
@@ -248,7 +281,8 @@ def _agree(one: Attention, other: Attention, kv_heads: int) -> bool:
         with torch.enable_grad():
             first, second = (way(query, key, value, ends) for way in (one, other))
             grads = [torch.autograd.grad(out.float().square().sum(), tensors) for out in (first, second)]
-    except (RuntimeError, ValueError, TypeError):
+    except Exception as error:  # kernels that are compiled where they first run fail in ways of their compilers
+        log.info("an attention kernel was tried and failed: %s", f"{type(error).__name__}: {error}"[:300])
         return False
     pairs = [(first, second), *zip(*grads, strict=True)]
     return all(torch.allclose(a.float(), b.float(), rtol=0.05, atol=0.05) for a, b in pairs)
