@@ -127,7 +127,7 @@ def test_what_rows_share_is_computed_once_with_the_gradients_of_whole_rows(
     work = shared.step(parts.make_groups(seed=1)).work
 
     assert work.tokens < 0.8 * work.row_tokens
-    assert (heads == 4 and flash4.available()) == (512 // heads in varlen._FASTER)
+    assert (heads == 4 and flash4.available()) == (varlen._FASTER[heads // 2, 512 // heads] is not None)
     assert (logprobs["shared"] - logprobs["whole"]).abs().mean() <= 0.02
     fresh = {share: parts.make_learner("bfloat16", share_prefixes=share, **settings) for share in (False, True)}
     exact = gradients(parts.make_learner("float32", heads=heads), rows)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger("trainer")
 
 SWITCH = "CLUSTERKIT_FLASH4"
 """Environment variable: 0 leaves these kernels out."""
@@ -32,7 +35,10 @@ def available() -> bool:
         return False
     try:
         _package()
-    except (ImportError, OSError, AttributeError, RuntimeError):  # it loads the libraries of its compiler
+    except ModuleNotFoundError:
+        return False
+    except Exception as error:  # it loads a compiler and its libraries, which fail in ways of their own
+        log.warning("FlashAttention 4 cannot be imported, and is left out (%s: %s)", type(error).__name__, error)
         return False
     return True
 

@@ -213,7 +213,8 @@ class PackedLayout:
         if not capped and varlen.usable(self.device, dtype, head_size, windowed, self.keyed):
             found: dict[str, Any] = {"row_ends": self.ends, "longest_row": self.longest}
             if self.keys is not None:
-                varlen.find_faster(model.num_attention_heads, model.num_key_value_heads, head_size)
+                heads = (model.num_attention_heads, model.num_key_value_heads)
+                varlen.find_faster(self.device, *heads, head_size)
                 found |= {"key_index": self.keys.index, "key_ends": self.keys.ends, "longest_keys": self.keys.longest}
             return found
         return {"packed_layout": self}
