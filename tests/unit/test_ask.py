@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def test_titled_documents_are_numbered_on_through_all_files(tmp_path: Path) -> N
     [
         (b"text\0more", "not text in UTF-8 (byte 5)"),
         (b"%PDF-1.4\n1 0 obj", "not text in UTF-8 (byte 1): turn it into a text file first (a PDF: pdftotext)"),
+        (gzip.compress(b"text"), "not text in UTF-8 (byte 1): decompress it first (gunzip), or take it out"),
         ("Käse".encode("latin-1"), "(byte 2): turn such a text into UTF-8 first (iconv -f WINDOWS-1252"),
         ("one".encode("utf-32"), "turn it into a text file first"),
         (b"\xff\xfe", "nothing to read"),
@@ -65,7 +67,7 @@ def test_titled_documents_are_numbered_on_through_all_files(tmp_path: Path) -> N
         (b" \n\t", "nothing to read"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ],
-    ids=["zero", "pdf", "latin1", "utf32", "mark", "late", "cut", "empty", "blank", "pointer"],
+    ids=["zero", "pdf", "gzip", "latin1", "utf32", "mark", "late", "cut", "empty", "blank", "pointer"],
 )
 @pytest.mark.parametrize("titled", [False, True])
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str, titled: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import shlex
@@ -322,9 +323,13 @@ def test_headings_are_those_of_markdown_and_restructuredtext_and_no_comments_of_
     ("name", "content", "message"),
     [
         ("book.pdf", b"%PDF-1.4\n1 0 obj", r"book\.pdf is not text in UTF-8 \(byte 1\).*pdftotext"),
+        ("book.txt.gz", gzip.compress(b"text"), r"book\.txt\.gz is not text in UTF-8 \(byte 1\): .*\(gunzip\)"),
         ("notes", b"Too little text.", "1 passages of text are too few"),
         ("notes.log", b"", "notes.log has no text"),
         ("rows", b"[1, 2", "not JSON"),
+        ("rows.gz", gzip.compress(b"{1, 2"), "not JSON"),
+        ("rows.jsonl.gz", gzip.compress(b"no JSON"), "not JSON"),
+        ("cut.gz", gzip.compress(b"text")[:12], "damaged gzip data"),
         ("rows.jsonl", b"no JSON", "not JSON"),
     ],
 )

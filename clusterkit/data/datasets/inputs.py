@@ -18,13 +18,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterkit.data.datasets.passages import Passage, read_passages
+from clusterkit.data.datasets.passages import GZIP, Passage, read_passages
 from trainer.errors import UserError
 from trainer.files import sha256
 from trainer.tasks.hotpotqa_data import DOCUMENTS, QUESTIONS, Corpus, find_file, load_corpus
@@ -90,12 +91,17 @@ def read_input(path: Path, allowed: tuple[str, ...]) -> Input:
 
 
 def _begins_like_no_table(path: Path) -> bool:
-    """Whether a file is there that can be neither JSON, Parquet nor gzip: a text, or something that is no text."""
-    if not path.is_file() or path.suffix.lower() in (".json", ".jsonl"):
+    """Whether a file is there that can be neither JSON, gzipped or not, nor Parquet: a text, or no text at all."""
+    if not path.is_file() or not {".json", ".jsonl"}.isdisjoint(map(str.lower, path.suffixes)):
         return False
     with path.open("rb") as file:
-        start = file.read(64).removeprefix(BOM_UTF8).lstrip()
-    return not start.startswith((b"{", b"[", b"PAR1", b"\x1f\x8b"))
+        packed = file.read(len(GZIP)) == GZIP
+    try:
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            start = stream.read(64).removeprefix(BOM_UTF8).lstrip()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return False  # damaged: read row by row, which says so
+    return not start.startswith((b"{", b"[", b"PAR1"))
 
 
 def _require_style(path: Path, style: str, allowed: tuple[str, ...]) -> str:
@@ -145,7 +151,7 @@ def _rows(path: Path) -> Iterator[Row]:
 def _document(path: Path) -> Any:
     """Return the content of a file that is one JSON list or object; None for tables."""
     with path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
+        packed = raw.read(len(GZIP)) == GZIP
     try:
         with gzip.open(path) if packed else path.open("rb") as stream:
             start = stream.read(64).lstrip()

@@ -29,7 +29,10 @@ MOST_HEADING = 120
 _UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)
 _FORMATTED = (b"%PDF-", b"{\\rtf")
 """How files begin that may have no byte 0, and are no texts to be read as they stand."""
+GZIP = b"\x1f\x8b"
+"""How gzipped files begin."""
 _EXTRACT = "turn it into a text file first (a PDF: pdftotext), or take it out"
+_GUNZIP = "decompress it first (gunzip), or take it out"
 _CONVERT = "turn such a text into UTF-8 first (iconv -f WINDOWS-1252 -t UTF-8 FILE), or take it out"
 
 
@@ -116,6 +119,8 @@ def text_blocks(stream: BinaryIO, name: str, size: int = 1 << 20) -> Iterator[st
     data = stream.read(max(size, 8))  # the longest of _FORMATTED, and any mark
     if data.startswith(_FORMATTED):
         raise BinaryFileError(_no_text(name, 0, _EXTRACT))
+    if data.startswith(GZIP):
+        raise BinaryFileError(_no_text(name, 0, _GUNZIP))
     wide = data.startswith(_UTF_16)
     decoder = getincrementaldecoder("utf-16" if wide else "utf-8-sig")()
     place = 0

@@ -171,7 +171,7 @@ def _warnings(
     if binary := [name for given in inputs for name in given.binary]:
         found.append(
             f"{len(binary)} files are not text and were left out ({some_of(binary)}): turn those that hold your texts "
-            "into text files first"
+            "into text files first (a PDF: pdftotext, .gz: gunzip)"
         )
     if training < FEWEST_QUESTIONS:
         found.append(
