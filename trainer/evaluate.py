@@ -231,6 +231,7 @@ def store_before(folder: Path, results: dict[EvalSpec, EvalResult]) -> None:
             "sampled_accuracy": r.sampled_accuracy,
             "metrics": r.metrics,
             "tasks": r.tasks,
+            "seconds": round(r.seconds, 3),
         }
         for spec, r in results.items()
     ]

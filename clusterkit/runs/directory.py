@@ -97,6 +97,11 @@ class RunDirectory:
         return self.logs / "metrics.jsonl"
 
     @property
+    def before(self) -> Path:
+        """What was measured before its first step."""
+        return self.logs / "before.json"
+
+    @property
     def summary(self) -> Path:
         """The table of the final evaluation."""
         return self.logs / "summary.json"
@@ -197,6 +202,14 @@ class RunDirectory:
             return float((self.logs / CLOCK_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return 0.0
+
+    def measured_before(self) -> list[dict[str, Any]]:
+        """Return the lines of the closing table as they were measured before the first step; empty without any."""
+        try:
+            found = json.loads(self.before.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        return [line for line in (found if isinstance(found, list) else [found]) if isinstance(line, dict)]
 
     def saved_values(self) -> dict[str, Any]:
         """Return the values of config.yaml, with which the run was last started; empty if it cannot be read."""

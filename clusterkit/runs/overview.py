@@ -34,6 +34,7 @@ class RunOverview:
     global_step: int = 0  # its last step
     total_steps: int = 0  # planned steps; 0 if unknown
     eta: float | None = None  # seconds to its last step; None unless it is alive
+    left: float | None = None  # seconds to its end, as `Status.left`
     reward: float | None = None  # task_reward of its last step
     loss: float | None = None  # of its last held-out evaluation, or of its last step, where it learns from examples
     accuracy: float | None = None  # of its last held-out evaluation, 0…1
@@ -66,6 +67,7 @@ class RunOverview:
             "global_step": self.global_step,
             "total_steps": self.total_steps or None,
             "eta_s": self.eta,
+            "left_s": self.left,
             "reward": self.reward,
             "loss": self.loss,
             "accuracy": self.accuracy,
@@ -129,6 +131,7 @@ def overview(run: RunDirectory, now: float, *, ask_queue: bool = True) -> RunOve
         history.global_step,
         seen.total_steps,
         seen.eta if seen.alive else None,
+        seen.left,
         number(stats, "task_reward"),
         number(stats, "loss") if loss is None else loss,
         accuracy,

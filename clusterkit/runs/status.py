@@ -50,6 +50,11 @@ class Status:
         """Seconds to the end of the last step."""
         return self.history.remaining(self.observed_at) if self.alive else self.history.eta()
 
+    @property
+    def left(self) -> float | None:
+        """Seconds to the end of a run that is alive, its closing evaluation included; None where they are unknown."""
+        return self.history.left(self.eta) if self.alive else None
+
     def as_dict(self) -> dict[str, Any]:
         """Return the shape of `clusterkit status --json`."""
         history, last = self.history, self.history.steps[-1] if self.history.steps else {}
@@ -123,6 +128,7 @@ def observe(
         asleep: seconds since its last record in which its machine was suspended: they are no silence.
     """
     history = read_history(run.metrics) if history is None else history
+    history.before = run.measured_before()
     holder, now = holder or holder_of(run), now + run.clock_ahead
     state, message = with_queue_state(run, *_judge(run, history, holder, now - asleep))
     return Status(run, history, state, message, holder, history.total_steps or _configured_steps(run), now, asleep)

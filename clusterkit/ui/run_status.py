@@ -144,10 +144,8 @@ def to_go(history: History, steps_left: float | None) -> str:
     Args:
         steps_left: seconds to the end of the last step; None: unknown.
     """
-    closing = history.closing_seconds
-    if steps_left is None:
-        return duration(None)
-    return f"{duration(steps_left + closing)}{', closing evaluation included' if closing else ''}"
+    told = duration(history.left(steps_left))
+    return f"{told}, closing evaluation included" if steps_left is not None and history.closing_seconds else told
 
 
 def measured_text(record: Record) -> str:
@@ -196,7 +194,7 @@ def _step(status: Status) -> str:
     if last.get("epoch"):
         text += f"  (epoch {last['epoch']}/{last.get('epochs', '?')}, step {last.get('epoch_step', '?')}"
         text += f"/{last.get('steps_per_epoch', '?')})"
-    if status.alive and status.eta is not None and status.eta + history.closing_seconds:  # 0 at the end
+    if status.left:  # 0 at the end
         text += f"  ETA {to_go(history, status.eta)}"
     return text
 

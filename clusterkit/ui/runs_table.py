@@ -75,7 +75,7 @@ def _facts(listed: Sequence[RunOverview], *, empty: bool = False) -> list[list[s
     rows = {
         "state": [one.state for one in listed],
         "step": [f"{one.global_step}/{one.total_steps or '?'}" for one in listed],
-        "left": ["" if one.eta is None else duration(one.eta) for one in listed],
+        "left": [duration(one.left) if one.left else "" for one in listed],
         "reward": [_number(one.reward) for one in listed],
         "loss": [_number(one.loss) for one in listed],
         score: [_score(one, named=mixed) for one in listed],

@@ -72,6 +72,8 @@ def test_examples_are_learned(forks: Forks, new_trial: NewTrial, tmp_path: Path)
     measured = {(r["name"], r["global_step"]): r["loss"] for r in trial.records("eval")}
     assert measured["before", 0] > measured["after", 30]
     assert ("heldout", 5) in measured
+    took = [r["seconds"] for r in trial.records("eval") if r["name"] == "before"]
+    assert [line["seconds"] for line in run_directory(trial).measured_before()] == took
     summary = trial.summary()
     assert summary["heldout_loss"] == {"before": measured["before", 0], "after": measured["after", 30]}
     assert any("loss per token" in line for line in summary_lines(summary))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from builders import byte_tokenizer
 from heldout_writer import LIMITS, FakeEngine, careful
 
@@ -34,6 +35,7 @@ def test_before_counts_for_the_same_tasks_alone(mini_hotpotqa: Path, tmp_path: P
     assert (other["before"], other["after"]) == (None, two.accuracy)
 
     rows = json.loads((tmp_path / BEFORE).read_text())
+    assert [row["seconds"] for row in rows] == [pytest.approx(one.seconds, abs=1e-3)]
     for row in rows:
         del row["tasks"]  # as 0.1 wrote it
     (tmp_path / BEFORE).write_text(json.dumps(rows))

@@ -22,6 +22,7 @@ from clusterkit.backends.ray.files import listing
 from clusterkit.backends.ray.head import Head
 from clusterkit.backends.ray.jobs import RayJob
 from clusterkit.backends.ray.mirror import Copies, _is_record
+from clusterkit.backends.ray.overviews import fetch_overviews
 from clusterkit.backends.ray.storage import fetch_records
 from clusterkit.evaluate import job
 from clusterkit.evaluate.process import EvalOutputParser
@@ -95,6 +96,14 @@ def test_a_copy_says_whether_a_supervised_start_has_begun_and_is_done(there: Run
 
     write(there.logs / "supervised" / "start.json")
     assert copied(there, tmp_path / "c").has_supervised_checkpoint
+
+
+def test_overviews_have_what_the_closing_evaluation_is_expected_to_take(there: RunDirectory, tmp_path: Path) -> None:
+    there.before.write_text('[{"chunks": 0, "seconds": 30.0}]')
+    session = cast("Session", Unprivileged())
+    asyncio.run(fetch_overviews(session, str(there.fileroot), "user", tmp_path / "a"))
+
+    assert RunDirectory(tmp_path / "a", "user", "read", "run1").measured_before() == [{"chunks": 0, "seconds": 30.0}]
 
 
 def test_its_progress_is_noticed_and_its_own_numbers_are_not_brought(there: RunDirectory) -> None:

@@ -156,6 +156,33 @@ def test_a_run_at_work_has_the_time_that_is_left(machine: Path) -> None:
     assert 0 < run["eta_s"] <= 18 * 4.0
 
 
+@pytest.mark.parametrize("steps", [10, 2000])
+def test_the_time_that_is_left_is_that_of_status_closing_evaluation_included(machine: Path, steps: int) -> None:
+    writer = RunWriter(machine).config().attempt(total_steps=steps + 2)
+    before = [{"chunks": chunks, "seconds": 600.0} for chunks in (0, 64)]
+    for line in before:
+        writer.record("eval", name="before", global_step=0, **line)
+    writer.run.before.write_text(json.dumps(before))
+    writer.steps(1, steps, total_steps=steps + 2)
+
+    def told() -> tuple[str, str]:
+        table = dict(zip(*(line.split("\t") for line in shown().stdout.splitlines()), strict=True))
+        status = CliRunner().invoke(app, ["status", "--here"]).stdout
+        return table["left"], next(line for line in status.splitlines() if line.startswith("step "))
+
+    with hold_lock(writer.run.logs / "run.lock"):
+        assert (writer.run.metrics.stat().st_size > 1 << 19) is (steps > 10), "the records of `before` are not read"
+        left, step = told()
+        assert (left, step.endswith(f"ETA {left}, closing evaluation included")) == ("20 min 08 s", True)
+        assert listed()[0]["left_s"] - listed()[0]["eta_s"] == 1200.0
+        writer.steps(steps + 1, steps + 2, total_steps=steps + 2)
+        writer.record("eval", name="after", global_step=steps + 2, chunks=0)
+        assert told()[0] == "10 min"
+        writer.record("eval", name="after", global_step=steps + 2, chunks=64)
+        left, step = told()
+        assert (left, "ETA" in step) == ("-", False)
+
+
 def test_runs_of_others_are_counted_and_listed_by_their_name(machine: Path) -> None:
     three(machine)
     for trial in ("a", "b"):

@@ -259,6 +259,7 @@ class SftRun(SteppedRun):
         tokens = sum(len(row.response_ids) for row in rows)
         loss = self.world.broadcast(-sum(values) / tokens)  # rank 0 has the values
         number = self.state.global_step
+        seconds = round(time.perf_counter() - began, 3)
         result = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "num_tasks": len(examples)}
         self.monitor.record(
             "eval",
@@ -268,11 +269,11 @@ class SftRun(SteppedRun):
             blank_memory=False,
             **result,
             tokens=tokens,
-            seconds=round(time.perf_counter() - began, 3),
+            seconds=seconds,
         )
         self.monitor.info(f"Evaluation {name}: loss {loss:.4f} per answer token on {len(examples)} examples.")
         self.monitor.scalars(eval_scalars(result), number)
-        return result
+        return {**result, "seconds": seconds}
 
     def _finish(self) -> None:
         after = self._measure("after")

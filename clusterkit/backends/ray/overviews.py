@@ -43,7 +43,7 @@ def _files(user: str) -> str:
     logs, recover = shlex.quote(f"logs/{user}"), shlex.quote(f"recover/{user}")
     return rf"""  look logs -mindepth 3 -maxdepth 3 -type d &&
     look {logs} -mindepth 3 -maxdepth 3 -type d -name 'attempt_*' &&
-    look {logs} -mindepth 3 -maxdepth 3 -type f \( -name config.yaml -o -name summary.json \) &&
+    look {logs} -mindepth 3 -maxdepth 3 -type f \( -name config.yaml -o -name summary.json -o -name before.json \) &&
     look {logs} -mindepth 4 -maxdepth 4 -type f -name exit.json &&
     look {logs} -mindepth 4 -maxdepth 4 -type f -name console.log -size -64k &&
     look {logs} -mindepth 4 -maxdepth 4 -type f -path '*/{SUPERVISED}/start.json' &&

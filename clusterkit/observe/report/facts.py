@@ -81,7 +81,7 @@ def _step(run: Run, status: Status) -> Html:
 
 
 def _remaining(_: Run, status: Status) -> str:
-    return f"about {to_go(status.history, status.eta)}" if status.alive and status.eta is not None else ""
+    return f"about {to_go(status.history, status.eta)}" if status.left is not None else ""
 
 
 def _warmup(run: Run, _: Status) -> str:

@@ -130,7 +130,8 @@ class History:
     """The records of a run that count: steps after the recover checkpoint of a later attempt are dropped.
 
     `start` is the first record of the newest attempt, `warmup` the latest one of a warm-up in progress, `finish` says
-    how the latest attempt ended; else None.
+    how the latest attempt ended; else None. `before` is what was measured before the first step, where the records may
+    have lost it: those that were read are only the newest.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -140,6 +141,7 @@ class History:
         self.saves: list[Record] = []
         self.recovers: list[Record] = []
         self.warnings: list[str] = []
+        self.before: list[Record] = []
         self.start: Record | None = None
         self.warmup: Record | None = None
         self.finish: Record | None = None
@@ -212,13 +214,14 @@ class History:
 
         0 where that is not known: nothing was measured before, or nothing is held out.
         """
-        took = {_table_line(one): number(one, "seconds") or 0.0 for one in self.evals if one.get("name") == "before"}
+        before = [*self.before, *(one for one in self.evals if one.get("name") == "before")]
+        took = {_table_line(one): number(one, "seconds") or 0.0 for one in before}
         return sum(seconds for line, seconds in took.items() if line not in self._closed)
 
     @property
     def _closed(self) -> set[tuple[int, int, bool]]:
         """Lines that this attempt has measured after the last step: one that begins there measures all anew."""
-        attempt = whole(self.attempts[-1], "attempt") if self.attempts else 0
+        attempt = whole((self.attempts or self.steps or [{}])[-1], "attempt")
         after = (one for one in self.evals if one.get("name") == "after")
         return {_table_line(one) for one in after if whole(one, "attempt") == attempt}
 
@@ -281,6 +284,13 @@ class History:
             return eta
         passed = now - (number(self.steps[-1], "time") or now)
         return eta - min(max(passed, 0.0), self.step_time() or 0.0, eta)
+
+    def left(self, steps_left: float | None) -> float | None:
+        """Return the seconds to the end of the run, its closing evaluation included; None where they are unknown.
+
+        steps_left: seconds to the end of the last step.
+        """
+        return None if steps_left is None else steps_left + self.closing_seconds
 
     @property
     def patience(self) -> float:
