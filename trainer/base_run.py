@@ -290,9 +290,14 @@ class SteppedRun(ABC):
         if step > self.saved_step:
             self._save_recover()
         self.writer.wait()
-        kept = f"a recover checkpoint of step {step} is written" if step else "no step was finished yet"
-        again = " without recover_mode=disabled" if step and self.config.recover_mode == "disabled" else ""
+        kept = f"a recover checkpoint of step {step} is written" if step else self._kept_before()
+        again = " without recover_mode=disabled" if kept and self.config.recover_mode == "disabled" else ""
+        kept = kept or "no step was finished yet"
         raise InterruptedRunError(f"interrupted after step {step}: {kept}; the same command{again} goes on from there")
+
+    def _kept_before(self) -> str:
+        """What is kept of the run before its first step, in words; empty where that is nothing."""
+        return ""
 
     def _close(self, **facts: Any) -> None:
         """Write the last persistent checkpoint where it is missing, the summary, and the log's last line."""

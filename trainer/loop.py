@@ -34,7 +34,7 @@ from trainer.rollout.record import room_warning, write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler, served_sampler
 from trainer.schedule import Schedule
-from trainer.sft.start import summary_facts
+from trainer.sft.start import start_facts, summary_facts
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.gpu_footprint import require_row_room
@@ -159,6 +159,10 @@ class TrainingRun(SteppedRun):
 
     def _publish(self, version: int) -> None:
         self.sampler.publish(version)
+
+    def _kept_before(self) -> str:
+        done = self.config.supervised.dataset and start_facts(self.paths.supervised)
+        return "its supervised start is done and kept" if done else ""
 
     def _learn(self, groups: list[Group], number: int) -> tuple[TrainingBatch, StepStats]:
         """All optimizer steps of a training step; returns the batch and the averaged statistics."""
