@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import Result
@@ -19,7 +21,7 @@ from clusterkit.hosts import inventory
 from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.ray import current
 from clusterkit.provision.ray.token import local_file
-from clusterkit.runs.directory import hold_lock
+from clusterkit.runs.directory import hold_lock, user_name
 from clusterkit.runs.log.metrics import newest_history, read_history
 from clusterkit.runs.overview import overviews
 from trainer.errors import UserError
@@ -320,6 +322,27 @@ def test_alone_it_names_the_current_cluster_and_says_here_for_runs_of_this_machi
     broken = CliRunner().invoke(app, [])
     assert broken.exit_code == 0
     assert "$CLUSTERKIT_CLUSTER is 'gone', and there is no such cluster" in broken.stdout
+
+
+@pytest.mark.parametrize("reason", ["Permission denied", "Too many levels of symbolic links"])
+def test_alone_it_names_a_folder_of_runs_that_may_not_be_read_and_shows_the_rest(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    own = machine / "logs" / user_name()
+    own.parent.mkdir(parents=True)
+    if reason == "Permission denied":  # root may list everything, so the refusal is a fake
+        own.mkdir()
+        monkeypatch.setattr("os.scandir", Mock(side_effect=PermissionError(errno.EACCES, reason, str(own))))
+    else:
+        own.symlink_to(own)
+
+    told = CliRunner().invoke(app, [])
+
+    assert told.exit_code == 0
+    assert f"Runs under {machine}: {own} may not be read: {reason}" in told.stdout
+    assert "Cluster: none" in told.stdout
+    assert "clusterkit runs --fileroot FOLDER\n" in told.stdout
+    assert "clusterkit train" not in told.stdout
 
 
 def test_alone_it_asks_no_queue(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,14 @@ def home() -> None:
     """Print where commands go, the newest runs here, and commands that fit."""
     lines, now = _cluster_lines()
     folder = folder_of_runs(RUNS)
-    newest = list(islice(overviews(folder, ask_queue=False), SHOWN_RUNS))
-    if newest:
+    newest, refused = list[RunOverview](), ""
+    try:
+        newest = list(islice(overviews(folder, ask_queue=False), SHOWN_RUNS))
+    except OSError as error:
+        refused = f"{error.filename or folder} may not be read: {error.strerror}"
+    if refused:
+        lines += [f"Runs under {folder}: {refused}"]
+    elif newest:
         count = len(runs(folder))
         which = f"the newest {len(newest)} of {count}" if count > len(newest) else f"{count}"
         lines += ["", f"Runs under {folder}: {which}", *_table(newest[::-1])]
@@ -38,7 +44,9 @@ def home() -> None:
         steps.append(("all of them", "clusterkit runs --here" if now else "clusterkit runs"))
     if now:
         steps += [("the cluster's runs", "clusterkit runs"), ("its nodes and GPUs", "clusterkit ray-status")]
-    if not newest:
+    if refused:
+        steps.append(("runs of another folder", "clusterkit runs --fileroot FOLDER"))
+    elif not newest:
         steps.append(("train a small one here", "clusterkit train --preset tiny"))
     if not inventory.cluster_names():
         steps.append(("make a cluster", "clusterkit setup --hostnames H1 H2 ..."))
