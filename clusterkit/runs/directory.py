@@ -29,6 +29,8 @@ RUNS = "runs"
 """Folder of this machine's runs where --fileroot names none."""
 FILEROOT = "choose another folder with --fileroot FOLDER"
 """Advice for errors about folders of runs."""
+LAST_SECTION = "monitor"
+"""Of config.yaml: one without it has lost its end."""
 HOLDER_FILE = ".holder"
 """File in the local copy of a remote run that names the process that works on it: locks say nothing over here."""
 
@@ -213,11 +215,32 @@ class RunDirectory:
 
     def saved_values(self) -> dict[str, Any]:
         """Return the values of config.yaml, with which the run was last started; empty if it cannot be read."""
+        return self._config()[0]
+
+    def config_problem(self) -> str:
+        """Return what is wrong with config.yaml and what to do; empty where it is whole or missing."""
+        problem = self._config()[1]
+        return f"{self.config} {problem}" if problem else ""
+
+    def _config(self) -> tuple[dict[str, Any], str]:
+        """Return the values of config.yaml, and what is wrong with it."""
         try:
             values = yaml.load(self.config.read_text(encoding="utf-8"), Loader=_LOADER)
-        except (OSError, ValueError, yaml.YAMLError):
-            return {}
-        return values if isinstance(values, dict) else {}
+        except FileNotFoundError:
+            return {}, ""
+        except IsADirectoryError:
+            return {}, _damaged("it is a folder")
+        except OSError as error:
+            return {}, f"cannot be read ({error.strerror}): make it readable"
+        except (ValueError, yaml.YAMLError):
+            return {}, _damaged("it is not YAML, or cut off")
+        if not isinstance(values, dict) or not values:
+            return {}, _damaged("it holds no settings")
+        return values, "" if LAST_SECTION in values else _damaged(f"it is cut off: there is no {LAST_SECTION} in it")
+
+
+def _damaged(reason: str) -> str:
+    return f"is damaged ({reason}): remove it, and the same train command writes it anew"
 
 
 def killed_launcher(run: RunDirectory) -> str | None:

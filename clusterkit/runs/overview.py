@@ -15,13 +15,11 @@ from clusterkit.common.text_plot import iso_time
 from clusterkit.runs.directory import RunDirectory, require_listable, runs
 from clusterkit.runs.log.metrics import History, newest_history, number, score_name
 from clusterkit.runs.slurm.queue import was_submitted
-from clusterkit.runs.status import ENDED, Status, observe
+from clusterkit.runs.status import ENDED, UNREADABLE, Status, observe
 from clusterkit.runs.train_command import recorded_command
 
 NAMES = {"experiment_name", "trial_name", "fileroot", "cache_dir", "code_dir"}
 """Settings that say where a run is, not what it does."""
-UNREADABLE = "unreadable"
-"""State of a run whose files cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -178,9 +176,9 @@ def _recorded(run: RunDirectory, now: float, history: History) -> Status:
 def _settings(run: RunDirectory) -> tuple[dict[str, Any], list[str]]:
     """Return a run's settings, and what is wrong with the file that has them."""
     settings = flat(run.saved_values())
+    if problem := run.config_problem():
+        return settings, [problem]
     if settings:
         return settings, []
-    if run.config.exists():
-        return {}, [f"{run.config} holds no settings: it is empty or damaged"]
     started = bool(run.attempt_numbers()) or run.metrics.exists()
     return {}, [f"{run.config} is missing"] if started else []

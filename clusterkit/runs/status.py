@@ -17,6 +17,8 @@ from trainer.errors import RunError
 
 ENDED_SILENTLY = "ended without a message (kill -9, out of memory, or the machine went down)"
 KILLED_OFTEN = " (the kernel for want of memory, someone's kill -9, or a limit of the job)"
+UNREADABLE = "unreadable"
+"""State of a run whose files cannot be read."""
 ENDED = {"completed": "finished"}
 """State of a run by the status that its last record says, where that is another word."""
 
@@ -27,7 +29,7 @@ class Status:
 
     run: RunDirectory
     history: History
-    state: str  # new, pending (in Slurm's queue), running, stalled, finished, interrupted, failed or killed
+    state: str  # new, unreadable, pending (in Slurm's queue), running, stalled, finished, interrupted, failed or killed
     message: str  # the reason of the state, if there is one
     holder: str | None  # the process or job that works on the run
     total_steps: int  # planned steps, 0 if unknown
@@ -149,7 +151,8 @@ def _judge(run: RunDirectory, history: History, holder: str | None, now: float) 
         status = str(finish.get("status"))
         return ENDED.get(status, status), str(finish.get("message") or "")
     if not started and not history.attempts:
-        return "new", "no attempt has been started"
+        problem = run.config_problem()
+        return (UNREADABLE, problem) if problem else ("new", "no attempt has been started")
     message = failure_message(run.console(started[-1])) if started else None
     if message:
         return "failed", message.removeprefix("error: ")

@@ -9,7 +9,7 @@ from clusterkit.common.text_plot import count, duration, shares, size, sparkline
 from clusterkit.config.fields import setting_text
 from clusterkit.runs.diagnose.view import Explanation, explain
 from clusterkit.runs.log.metrics import History, Record, number, score_name
-from clusterkit.runs.status import Status
+from clusterkit.runs.status import UNREADABLE, Status
 
 SHOWN_WARNINGS = 3
 
@@ -52,6 +52,8 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
     rows += [("why" if not place else "", line) for place, line in enumerate(explained.lines)]
     newest = list(dict.fromkeys(reversed(history.warnings)))[:SHOWN_WARNINGS]  # attempts may repeat one
     rows += [("warning", warning) for warning in reversed(newest)]
+    if status.state != UNREADABLE:
+        rows.append(("config", run.config_problem()))
     rows.append(("folder", str(run.logs)))
     if status.state in ("interrupted", "killed", "failed", "new"):
         failed = status.state == "failed"

@@ -144,7 +144,7 @@ def test_damaged_folders_are_told_and_hide_no_other_run(machine: Path) -> None:
     assert (
         f"note: tiny-recall/broken: {logs / 'broken' / 'metrics.jsonl'} cannot be read: Is a directory" in done.stderr
     )
-    assert f"{logs / 'binary' / 'config.yaml'} holds no settings" in done.stderr
+    assert f"{logs / 'binary' / 'config.yaml'} is damaged (it is not YAML, or cut off)" in done.stderr
     assert f"{logs / 'binary' / 'metrics.jsonl'} has no readable record" in done.stderr
     assert [run["state"] for run in listed("--trial", "broken")] == ["unreadable"]
 

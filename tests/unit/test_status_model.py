@@ -32,6 +32,44 @@ def test_a_run_that_ended_says_how(tmp_path: Path, finish: str, state: str) -> N
     assert (status.state, status.message) == (state, "because")
 
 
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("cut in a line", "it is not YAML, or cut off"),
+        ("cut between lines", "it is cut off: there is no monitor in it"),
+        ("empty", "it holds no settings"),
+        ("no YAML", "it is not YAML, or cut off"),
+        ("no text", "it is not YAML, or cut off"),
+        ("folder", "it is a folder"),
+        ("loop", "Too many levels of symbolic links"),  # as where it may not be read, which root always may
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_damaged_configuration_is_told_with_what_to_do(tmp_path: Path, damage: str, reason: str, begun: bool) -> None:
+    writer = RunWriter(tmp_path).config()
+    config = writer.run.config
+    whole = config.read_text()
+    config.unlink()
+    if damage == "folder":
+        config.mkdir()
+    elif damage == "loop":
+        config.symlink_to(config)
+    else:
+        line = whole.index("monitor:") if damage == "cut between lines" else whole.index("total_steps") + 5
+        contents = {"empty": b"", "no YAML": b"{[", "no text": b"\xff\xfe\xfd"}
+        config.write_bytes(contents.get(damage, whole[:line].encode()))
+    if begun:
+        writer.attempt().steps(1, 3).finish("interrupted", 3)
+    status = observe(writer.run, writer.clock)
+
+    told = f"{config} is damaged ({reason}): remove it, and the same train command writes it anew"
+    if damage == "loop":
+        told = f"{config} cannot be read ({reason}): make it readable"
+    assert status.state == ("interrupted" if begun else "unreadable")
+    assert (f"config       {told}" if begun else f"state        unreadable: {told}") in _text(status)
+    assert _text(status).count(told) == 1
+
+
 @pytest.mark.parametrize("message", ["interrupted: the last one is kept", "interrupted after step 3", "by force"])
 def test_a_state_is_not_told_twice(tmp_path: Path, message: str) -> None:
     writer = RunWriter(tmp_path).attempt().steps(1, 3).finish("interrupted", 3, message)

@@ -8,7 +8,8 @@ from clusterkit.backends.words_here import words_here
 from clusterkit.hosts import inventory
 from clusterkit.provision.ray.current import Current, current
 from clusterkit.runs.directory import RUNS, folder_of_runs, runs
-from clusterkit.runs.overview import UNREADABLE, RunOverview, overviews
+from clusterkit.runs.overview import RunOverview, overviews
+from clusterkit.runs.status import UNREADABLE
 from clusterkit.runs.trace.heldout import AFTER, heldout_file
 from clusterkit.ui import output
 from clusterkit.ui.runs_table import runs_lines

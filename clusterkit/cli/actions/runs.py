@@ -15,8 +15,9 @@ from clusterkit.cli.actions.target import Kind, checked_user, place_of_run, slur
 from clusterkit.cli.runoptions import RunOptions
 from clusterkit.common.suggest import did_you_mean
 from clusterkit.config.overrides import known_field, parse_overrides
-from clusterkit.runs.overview import UNREADABLE, RunOverview, differing, flat, overviews
+from clusterkit.runs.overview import RunOverview, differing, flat, overviews
 from clusterkit.runs.slurm.queue import was_submitted
+from clusterkit.runs.status import UNREADABLE
 from clusterkit.ui import output
 from clusterkit.ui.runs_table import MOST_SETTINGS, runs_lines, runs_rows
 from clusterkit.ui.width import terminal_width

@@ -15,6 +15,7 @@ from clusterkit.runs.status import Status
 
 _STATES = {
     "new": "has not begun",
+    "unreadable": "cannot be read",
     "pending": "waits in the queue",
     "running": "is running",
     "stalled": "has stalled",
