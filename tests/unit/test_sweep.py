@@ -265,6 +265,23 @@ def test_trials_that_have_ended_are_compared_on_a_page(
     assert "seed-1 against tiny-recall/seed-2" in Path("tiny-recall.html").read_text()
 
 
+@pytest.mark.parametrize(("key", "values"), [("reward.name", "boxed,f1"), ("seed", "1,2")])
+def test_of_trials_with_different_rewards_none_is_called_the_best(machine: Path, key: str, values: str) -> None:
+    for value, accuracy in zip(values.split(","), (0.2, 0.9), strict=True):
+        setting = f"{key}={value}"
+        done = RunWriter(machine, trial=f"{key.rpartition('.')[2]}-{value}").config(setting).attempt(total_steps=60)
+        done.steps(1, 60).record("eval", name="heldout", global_step=60, chunks=0, num_tasks=8, accuracy=accuracy)
+        done.recover(60).finish(step=60)
+    found = CliRunner().invoke(app, ["train", "--preset", "tiny", "--sweep", f"{key}={values}"])
+
+    assert found.exit_code == 0, found.output
+    alike = key == "seed"
+    assert ("reward.name differs, so rewards and scores of these trials do not compare" in found.stderr) is not alike
+    assert ("the best one      clusterkit status tiny-recall/seed-2" in found.stderr) is alike
+    assert ("the best" in found.stderr.replace("none is the best", "")) is alike
+    assert f"--sort {'accuracy' if alike else 'name'}\n" in found.stderr
+
+
 DONE = "interrupted when tiny-recall/run1 was trained\nTo go on: clusterkit train"
 
 

@@ -225,12 +225,18 @@ def _write_page(records: Runs, listed: Sequence[RunOverview]) -> Path | None:
 
 
 def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) -> None:
-    """Print what to type next, for the trial that reads best and for one that is at work or has failed."""
+    """Print what to type next, for the trial that reads best and for one that is at work or has failed.
+
+    Trials with different rewards have scores of different kinds: none of them is the best.
+    """
+    alike = "reward.name" not in differing(listed)
     finished = [one for one in listed if one.state == "finished"]
-    best = max(finished or listed, key=lambda one: (_or_least(one.accuracy), _or_least(one.reward), -(one.loss or 0.0)))
-    measure = "loss" if best.accuracy is None and best.loss is not None else "accuracy"
+    best = max(finished or listed, key=_goodness) if alike else (finished or listed)[0]
+    measure = "loss" if best.accuracy is None and best.loss is not None else "accuracy" if alike else "name"
     named = backend.words(records.original(best.run))
     all_named = f"--experiment {best.run.experiment}{named.removeprefix(best.run.word)}"
+    if not alike:
+        output.note("note: reward.name differs, so rewards and scores of these trials do not compare: none is the best")
     lines = ["", "Next:", f"  this table again  clusterkit runs {all_named} --sort {measure}"]
     compared = [best, *(one for one in listed if one.global_step and one is not best)]
     if len(compared) > 1 and best.global_step:
@@ -241,10 +247,14 @@ def _print_next(backend: Backend, records: Runs, listed: Sequence[RunOverview]) 
     if alive := next((one for one in listed if one.alive), None):
         lines.append(f"  follow one        clusterkit status --watch {backend.words(records.original(alive.run))}")
     elif finished:
-        lines.append(f"  the best one      clusterkit status {named}")
+        lines.append(f"  {'the best one ' if alike else 'the first one'}     clusterkit status {named}")
     else:
         lines.append(f"  why they ended    clusterkit diagnose {named}")
     output.advice(lines)
+
+
+def _goodness(one: RunOverview) -> tuple[float, float, float]:
+    return _or_least(one.accuracy), _or_least(one.reward), -(one.loss or 0.0)
 
 
 def _or_least(value: float | None) -> float:
