@@ -52,7 +52,7 @@ class ServerConfig(Section):
     """Seconds until a server must answer."""
     wait_s: Annotated[float, Field(ge=0)] = 60.0
     """openai: seconds to wait for a server that stopped answering; then the evaluation ends, and can be resumed."""
-    restarts: Annotated[int, Field(ge=0)] = 2
+    restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts of a server that dies or hangs during an evaluation."""
     hang_seconds: HangSeconds = 600.0
     """Seconds for which a server of this evaluation may answer nothing before it is asked whether it works; one that

@@ -19,6 +19,7 @@ from evaluation.record import GREEDY, Key
 from trainer.agents.base import RolloutOptions
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.embedded import GenerationCancelledError
+from trainer.engines.http import PURPOSE
 from trainer.errors import InterruptedRunError, RunError, UserError
 from trainer.types import Task, Trajectory
 
@@ -109,6 +110,7 @@ class Runner:
         options = RolloutOptions(temperature, lambda turn: loaded.row.seed(self.config, key, turn))
         began = time.time()
         base: dict[str, Any] = {"id": key[0], "sample": key[1]}
+        PURPOSE.set(f"{key[0]} of {loaded.row.name}")
         try:
             trajectory = await loaded.reader.answer(loaded.prepared[number], self.engine, options)
         except (asyncio.CancelledError, GenerationCancelledError):

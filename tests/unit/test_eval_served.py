@@ -1,4 +1,4 @@
-"""An evaluation on servers whose last one has died: it ends with the reason, and nothing is counted as an answer.
+"""An evaluation whose servers die or hang: it goes on, or ends with the reason; nothing is counted as an answer.
 
 How a real server comes back is shown in tests/integration/test_eval_real.py.
 """
@@ -6,6 +6,8 @@ How a real server comes back is shown in tests/integration/test_eval_real.py.
 from __future__ import annotations
 
 import asyncio
+import re
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from evalparts import chat_checkpoint, problems_config, problems_file
 from httpstub import Answer, Hang, HttpStub
 from servedrig import FaultyServer
 
+from evaluation.config import EvalConfig
 from evaluation.engines import Opened
 from evaluation.grade import Grader
 from evaluation.methods import make_reader
@@ -31,14 +34,20 @@ from trainer.train.model import load_tokenizer
 from trainer.types import Completion, SamplingParams
 
 
-def test_when_the_last_server_is_gone_the_evaluation_says_so_at_once(tmp_path: Path) -> None:
-    model = chat_checkpoint(tmp_path / "model")
-    config = problems_config(model, problems_file(tmp_path), tmp_path / "out")
+def problems(model: Path, config: EvalConfig) -> Loaded:
+    """The only row of an evaluation, ready to be asked."""
     (row,) = make_rows(config, "checkpoint", "sglang")
     tasks = row.suite.load(len)
     reader = make_reader(config, row.method, load_tokenizer(model), 512, row.suite)
-    loaded = Loaded(row, reader, tasks, reader.prepare(tasks))
     row.record.begin({}, [{"id": task.id, "question": task.question, "answers": []} for task in tasks])
+    return Loaded(row, reader, tasks, reader.prepare(tasks))
+
+
+def test_when_the_last_server_is_gone_the_evaluation_says_so_at_once(tmp_path: Path) -> None:
+    model = chat_checkpoint(tmp_path / "model")
+    config = problems_config(model, problems_file(tmp_path), tmp_path / "out")
+    loaded = problems(model, config)
+    row = loaded.row
 
     async def run() -> None:
         async def refuse(*_: object) -> Answer:
@@ -56,7 +65,7 @@ def test_when_the_last_server_is_gone_the_evaluation_says_so_at_once(tmp_path: P
 
     with pytest.raises(RunError, match=r"no inference server is left \(only: .*the answers until now are written"):
         asyncio.run(run())
-    keys = row.keys([task.id for task in tasks])
+    keys = row.keys([task.id for task in loaded.tasks])
     assert row.record.missing(keys) == keys
 
 
@@ -79,6 +88,12 @@ class Ended:
 
     async def stop(self) -> None:
         """It has ended."""
+
+
+class Running(Ended):
+    """A process that hangs: it ends when it is killed."""
+
+    running = True
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -167,9 +182,7 @@ def test_a_server_that_hangs_is_ended_and_started_again(
     """Its health endpoint answers all the time."""
     stopped: list[str] = []
 
-    class Running(Ended):
-        running = True  # type: ignore[assignment]
-
+    class Stopped(Running):
         async def stop(self) -> None:
             stopped.append("stopped")
 
@@ -184,7 +197,7 @@ def test_a_server_that_hangs_is_ended_and_started_again(
             urls = [first.url, second.url]
 
             async def launch(_: str, options: ServerOptions) -> tuple[Server, Ended]:
-                return Server(options.name, urls.pop(0)), Running()
+                return Server(options.name, urls.pop(0)), Stopped()
 
             monkeypatch.setattr("evaluation.servers.launch", launch)
             monkeypatch.setattr("evaluation.servers.END_SECONDS", 0.0)
@@ -203,3 +216,61 @@ def test_a_server_that_hangs_is_ended_and_started_again(
 
     assert len(asyncio.run(run()).token_ids) == 4
     assert "server-0 is lost: it hangs: for " in capsys.readouterr().err
+
+
+class HangsAt(FaultyServer):
+    """Hangs, with all that it has, from the moment on at which it gets one of these prompts."""
+
+    def __init__(self, prompts: list[list[int]]) -> None:
+        super().__init__()
+        self.prompts, self.hung = prompts, False
+
+    async def __call__(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+        self.hung = self.hung or body.get("input_ids") in self.prompts
+        return Hang() if self.hung and path != "/health" else await super().__call__(method, path, body)
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_a_question_at_which_every_server_hangs_is_named_and_left_out(
+    restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With both answers to it. What was asked beside it is answered after the second hang; or all are named."""
+    model = chat_checkpoint(tmp_path / "model")
+    config = problems_config(model, problems_file(tmp_path), tmp_path / "out", n_sampling=1)
+    loaded = problems(model, config)
+    prompts = [one.ids for one in loaded.prepared]
+    hang_at = [prompts, prompts, prompts[1:2], []]
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+
+            async def launch(_: str, options: ServerOptions) -> tuple[Server, Ended]:
+                stub = await stack.enter_async_context(HttpStub(HangsAt(hang_at.pop(0))))
+                return Server(options.name, stub.url), Running()
+
+            monkeypatch.setattr("evaluation.servers.launch", launch)
+            monkeypatch.setattr("evaluation.servers.END_SECONDS", 0.0)
+            engine = ServedEngine(ServerPool("/health"), make_dialect("sglang"), model, {0})
+            options = [ServerOptions(model, tmp_path / "log")]
+            servers = KeptServers("sglang", engine, options, restarts, hang_seconds=0.2)
+            await servers.start()
+            try:
+                async with asyncio.timeout(60):
+                    runner = Runner(config, Opened(servers, 8, {}), Grader(config, None), lambda: False)
+                    await runner.run([loaded])
+            finally:
+                await servers.close()
+
+    named = "these questions were under way: 1 of sums (2 times), 2 of sums (2 times), 3 of sums (2 times)"
+    if restarts == 1:
+        with pytest.raises(RunError, match=re.escape(named)):
+            asyncio.run(run())
+        return
+    asyncio.run(run())
+    said = capsys.readouterr().err
+    assert f"{named}. It is started again (2 of 3)" in said
+    assert said.count("2 of sums: this question is left out as failed") == 1
+    failed = {key: entry["error"] for key, entry in loaded.row.record.samples.entries.items() if entry.get("error")}
+    assert set(failed) == {("2", "greedy"), ("2", "0")}
+    assert len(loaded.row.record.samples.entries) == 6
+    assert all("3 times an engine server hung at the same request. Look for" in error for error in failed.values())

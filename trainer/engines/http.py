@@ -13,7 +13,8 @@ import math
 import os
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -39,6 +40,9 @@ WAIT_SECONDS = 0.2
 LAGGED = 0.2
 """A connection that was not made in time counts for nothing where this process was kept from it for so much of that."""
 
+PURPOSE: ContextVar[str] = ContextVar("purpose", default="")
+"""What the requests of this context are for, where an error names those that a server hung at; empty: their key."""
+
 REQUEST_SECONDS = 1800.0
 # Until the end of a server's process is noticed at the latest.
 NOTICE_SECONDS = 0.5
@@ -54,6 +58,10 @@ class ServerFailedError(EngineError):
 
 class RefusedError(EngineError):
     """The server understood and refused (4xx): the same request would be refused again."""
+
+
+class ServerHungError(EngineError):
+    """The server that had the request hangs: raised where the pool `tells_hangs`, in place of asking another."""
 
 
 class HangsServersError(RunError):
@@ -90,7 +98,7 @@ class Server:
     user, in words. doubtful: its weights may be of two versions, whatever it says. idle: after so many seconds it
     closes an idle connection. chosen: number of the pool's choice that it was last. owing: monotonic time since which
     it owes an answer, if in_flight. hangs: it was given up because it does nothing, and its process may still run.
-    calls: of the sampling requests that it is at, with their keys. hung_at: the keys of those that it hung at.
+    calls: of the sampling requests that it is at, with their PURPOSE or key. hung_at: those of the ones it hung at.
     """
 
     name: str
@@ -141,6 +149,8 @@ class ServerPool:
         """Seconds that a request waits for them before it fails; 0: it fails at once."""
         self.hangs_allowed = 0
         """Servers that may hang at one request, while no request is answered, or `BUSY` times as many; 0: any."""
+        self.tells_hangs = False
+        """Whether a hang is told at once to who asked, who then counts them."""
         self.answers = 0
         self._homes: OrderedDict[str, Server] = OrderedDict()
         self._choices = 0
@@ -244,6 +254,7 @@ class ServerPool:
         Raises:
             RefusedError: the server refused the request.
             EngineGoneError: none is left, and none came within `patience`.
+            ServerHungError: the server hangs, and `tells_hangs`.
             HangsServersError: more than `hangs_allowed` have hung at it in a row, or `BUSY` times as many in all.
             EngineError: all tries failed.
         """
@@ -294,16 +305,20 @@ class ServerPool:
                 server.versions[version] -= 1
 
     async def _unless_hung(self, server: Server, path: str, body: Json, key: str) -> Json:
-        """The answer to a sampling request. Raises as `call`, and ServerLostError once the server is found to hang."""
+        """The answer to a sampling request.
+
+        Raises as `call`, and ServerLostError, or ServerHungError, once the server is found to hang.
+        """
         try:
             async with asyncio.timeout(None) as limit:
-                server.calls[limit] = key
+                server.calls[limit] = PURPOSE.get() or key
                 try:
                     return await self.call(server, "POST", path, body, self.limits.request)
                 finally:
                     server.calls.pop(limit, None)
         except TimeoutError as error:  # `call` tells its own in other words
-            raise ServerLostError(f"{server.name}: {server.problem}") from error
+            kind = ServerHungError if self.tells_hangs else ServerLostError
+            raise kind(f"{server.name}: {server.problem}") from error
 
     async def _reason(self, server: Server) -> None:
         """Wait a moment, where no server is left, for the end of its process: that says more than a lost connection."""
@@ -412,14 +427,18 @@ class _Connections:
 
 
 def _hangs_servers(server: Server, hangs: str) -> HangsServersError:
-    names = sorted(key or "(without a name)" for key in server.hung_at)
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    names = first_names(sorted(key or "(without a name)" for key in server.hung_at))
     return HangsServersError(
-        f"{hangs}. At the last one, {server.name}, these tasks were under way: {', '.join(names[:NAMED])}{more}. Look "
+        f"{hangs}. At the last one, {server.name}, these tasks were under way: {names}. Look "
         "for the cause in the servers' logs; change servers.flags or the engine's version, leave the task out of the "
         "data, or raise servers.hang_seconds where such a turn only takes long. What was done is kept, and the same "
         "command goes on from it"
     )
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first `NAMED` of them, and how many more there are."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _start(content: bytes) -> str:
