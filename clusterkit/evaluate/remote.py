@@ -74,7 +74,7 @@ async def remote_request(
         RunError, HostError: a download or a copy failed.
     """
     output = output_folder(head, arguments.output_path)
-    stager = InputStager(head, say, output, _data_path(head, arguments.data_path), change)
+    stager = InputStager(head, say, output, _data_path(head, arguments.data_path))
     watched = await _watched(head, arguments.watch) if arguments.watch else None
     if watched is not None:
         model, settings = "", await _settings(head, watched)
@@ -87,7 +87,7 @@ async def remote_request(
         if name.startswith(f"{head.cluster.storage}/"):
             names.append(name)
         elif "/" in name or name.endswith(FILES):
-            names.append(await stager.file(Path(name).expanduser()))
+            names.append(stager.file(Path(name).expanduser()))
         else:
             if not await _own_data(name, settings, stager):
                 await stager.suite_data(name)
@@ -97,11 +97,13 @@ async def remote_request(
         "model_path": model,
         "output_path": output,
         "data_names": names,
-        "data_path": await stager.data_path(),
+        "data_path": stager.data_path(),
         "cache_dir": cache_of(head.cluster),
         "compare": [output_folder(head, folder) for folder in arguments.compare],
     }
     request = make_request(values, settings, arguments.settings)
+    if change:
+        await stager.bring()
     if watched is None:
         return request
     folder, logs = str(watched.checkpoints), str(watched.logs)
@@ -158,7 +160,7 @@ async def _own_data(name: str, settings: RunConfig | None, stager: InputStager) 
     place = Path(task.path).expanduser()
     if name == "math" and isinstance(task, MathConfig) and place.exists():
         task.path, task.dataset = (
-            await stager.file(place / task.dataset if task.dataset and place.is_dir() else place),
+            stager.file(place / task.dataset if task.dataset and place.is_dir() else place),
             "",
         )
         return True

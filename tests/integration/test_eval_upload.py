@@ -63,9 +63,8 @@ def ask(make_ask: Callable[..., Ask]) -> Ask:
 def asking(ssh: Ssh, server: Sshd, storage: Path, tmp_path: Path) -> Ask:
     def make(names: str = "", *, change: bool = True, said: list[str] | None = None, **more: Any) -> EvalConfig:
         values = {"model_path": None, "output_path": "out", "data_path": "", "preset": None, "fileroot": str(tmp_path)}
-        typed = EvalArguments(
-            data_names=tuple(filter(None, names.split(","))), compare=(), settings=(), values={}, **{**values, **more}
-        )
+        suites = tuple(filter(None, names.split(",")))
+        typed = EvalArguments(data_names=suites, compare=(), values={}, **{"settings": (), **values, **more})
 
         async def work(session: SshSession) -> EvalConfig:
             cluster = Cluster(name="c", hosts=(session.host,), storage=str(storage))
@@ -231,6 +230,22 @@ def test_what_is_nowhere_is_said(
     model = str(chat_checkpoint(tmp_path / "model"))
     with pytest.raises(UserError, match=message):
         ask(names, **{"model_path": model, **more})
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "message"),
+    [
+        ("sums.jsonl", {"settings": ("agent.chunk_tokns=5",)}, r"agent\.chunk_tok"),
+        ("sums.jsonl,memalpha", {}, "no data of memalpha on the cluster or on this machine"),
+    ],
+)
+def test_nothing_is_copied_for_an_evaluation_that_is_refused(
+    ask: Ask, storage: Path, tmp_path: Path, names: str, more: dict[str, Any], message: str
+) -> None:
+    model, file = chat_checkpoint(tmp_path / "model"), problems_file(tmp_path)
+    with pytest.raises(UserError, match=message):
+        ask(names.replace("sums.jsonl", str(file)), model_path=str(model), **more)
+    assert list(storage.rglob("*")) == []
 
 
 DOCKER = """#!{python}

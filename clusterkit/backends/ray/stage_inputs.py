@@ -6,8 +6,9 @@ import hashlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from clusterkit.backends.base import Say, StoredInput
@@ -39,25 +40,30 @@ _ENDS = ("", ".gz")
 
 @dataclass
 class InputStager:
-    """Brings to the storage what a run or an evaluation needs of it."""
+    """Brings to the storage what a run or an evaluation needs of it: nothing is changed before `bring`."""
 
     head: Head
     say: Say
     output: str  # folder of the answers on the storage
     data: str = ""  # --data-path as typed
-    change: bool = True  # off for a look at what would be done
     own: Path | None = None  # a folder or file of this machine that the run was trained on, which is looked in as well
     _to_copy: dict[str, Path] = field(default_factory=dict)
+    _missing: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)  # by place there
+
+    async def bring(self) -> None:
+        """Download or copy all that was found to be missing. Raises as `provide`."""
+        for one in self._missing.values():
+            await one()
 
     # -- models and whole data sets -----------------------------------------------------------------------------------
 
     async def asset(self, asset: NodeAsset) -> str:
-        """Have a model or data set on the storage; returns its folder.
+        """The folder on the storage of a model or data set, which `bring` puts there where it is missing.
 
         A folder of this machine whose name has another content there gets a name of its own.
 
         Raises:
-            UserError: it cannot be had. RunError, HostError: a download or a copy failed.
+            UserError: it cannot be had. HostError: the storage cannot be looked at.
         """
         if asset.origin is Origin.UPLOAD:
             return await self._upload(asset)
@@ -66,7 +72,7 @@ class InputStager:
             return asset.folder
         if asset.origin is Origin.HOST:
             raise UserError(f"{problem}: name a folder that the hosts have, or one of this machine")
-        await self.provide(asset)
+        self._missing[asset.folder] = partial(self.provide, asset)
         return asset.folder
 
     async def _upload(self, asset: NodeAsset) -> str:
@@ -79,7 +85,7 @@ class InputStager:
             content = hashlib.sha256("".join(f"{name} {one['sha256']}\n" for name, one in files.items()).encode())
             name = f"{asset.name}-{content.hexdigest()[:8]}"
             asset = replace(asset, name=name, folder=f"{asset.folder.rpartition('/')[0]}/{name}")
-        await self.provide(asset)
+        self._missing[asset.folder] = partial(self.provide, asset)
         return asset.folder
 
     async def provide(self, asset: NodeAsset) -> None:
@@ -88,8 +94,6 @@ class InputStager:
         Raises:
             UserError: a folder of the user's stands in the way. RunError, HostError: the download or copy failed.
         """
-        if not self.change:
-            return
         remote = asset.origin is Origin.HUB
         self.say(f"{'downloading' if remote else 'copying'} {asset.kind} {asset.source} to {asset.folder}")
         hub = await self._hub() if remote else Hub(image="")
@@ -139,10 +143,10 @@ class InputStager:
     # -- data by name -------------------------------------------------------------------------------------------------
 
     async def suite_data(self, name: str) -> None:
-        """Have the data of a suite there: those of a folder that was named here, else what is there, else ours.
+        """Have `bring` put the data of a suite there: of a folder that was named here, else what is there, else ours.
 
         Raises:
-            UserError: they are in neither place. RunError, HostError: a download or a copy failed.
+            UserError: they are in neither place. HostError: the storage cannot be looked at.
         """
         base, _, size = name.partition("@")
         if base in PROBLEMS:
@@ -161,19 +165,23 @@ class InputStager:
             found = find_texts(self._local_folders)
             await self._require_data(name, {f"{MEMORY}/{found.name}": found} if found else {}, text_places())
 
-    async def file(self, path: Path) -> str:
-        """A file of this machine, copied beside the answers under a name that its content has a part in."""
+    def file(self, path: Path) -> str:
+        """Where `bring` copies a file of this machine to: beside the answers, by a name that its content has a part in.
+
+        Raises:
+            UserError: there is no such file.
+        """
         source = next((file for file in (path / "test.jsonl", path / "test.jsonl.gz") if file.is_file()), path)
         if not source.is_file():
             raise UserError(
                 f"{path}: there is no such file on this machine: name one, or a file on the cluster's storage"
             )
         folder = f"{self.output}/data/{_digest([source])}/{source.absolute().parent.name}"
-        await self._put({source.name: source}, folder)
+        self._missing[f"{folder}/{source.name}"] = partial(self._put, {source.name: source}, folder)
         return f"{folder}/{source.name}"
 
-    async def data_path(self) -> str:
-        """--data-path there, with all that was named copied. Raises HostError: a copy failed."""
+    def data_path(self) -> str:
+        """--data-path there, to which `bring` copies all that was named. Raises UserError: that lacks some of it."""
         if not self._to_copy:
             return self.data if self._is_on_storage(self.data) else ""
         if self._is_on_storage(self.data):
@@ -182,7 +190,7 @@ class InputStager:
                 f"--data-path {self.data} lacks what this machine has ({named}): copy that there, or leave it out"
             )
         folder = f"{self.output}/data/{_digest(self._to_copy.values())}"
-        await self._put(self._to_copy, folder)
+        self._missing[folder] = partial(self._put, self._to_copy, folder)
         return folder
 
     async def _require_data(self, name: str, found: dict[str, Path], shapes: Sequence[str], asset: str = "") -> None:
@@ -245,7 +253,7 @@ class InputStager:
         """Copy files of this machine, each unless it is there: the folder's name holds their content."""
         for name, source in files.items():
             target = f"{folder}/{name}"
-            if self.change and not await any_exists(self.head, [target]):
+            if not await any_exists(self.head, [target]):
                 self.say(f"copying {source} to {target}")
                 await run_checked(self.head, f"umask 022; mkdir -p {shlex.quote(str(PurePosixPath(target).parent))}")
                 await self.head.session.put(source, target, root=True)
