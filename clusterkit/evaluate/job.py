@@ -164,17 +164,21 @@ async def follow(selection: Selection, submitted: SubmittedEval, local: Path, sa
     code = _exit_code(job)
     folder = None
     if code == UserError.exit_code and parser.error:
-        with suppress(HostError):  # the refusal is what is to be told
-            async with head_of(selection) as head:
-                await remove_refused(head, submitted)
+        await _clear_away(selection, submitted)
     if parser.answer is not None and code in (0, 1):
         async with head_of(selection) as head:
             folder = await copy_results(head, submitted.output, PurePosixPath(parser.answer["results"]).name, local)
     return parser.finished(code, folder, _ending(job, submitted))
 
 
+async def _clear_away(selection: Selection, submitted: SubmittedEval) -> None:
+    with suppress(HostError):  # the refusal is what is to be told
+        async with head_of(selection) as head:
+            await remove_refused(head, submitted)
+
+
 async def remove_refused(head: Head, submitted: SubmittedEval) -> None:
-    """Remove a refused evaluation's request and log, and their folder if it holds no others, unless it has answers.
+    """Remove a refused evaluation's requests and log, and their folder if it holds no others, unless it has answers.
 
     Raises:
         HostError: it could not be done.
@@ -186,6 +190,10 @@ if [ -d {output}/records ] && [ -e {request} ]; then
   answers=$(find {output}/records -name samples.jsonl -newer {request} -print -quit)
 fi
 if [ -e {request} ] && [ -z "$answers" ]; then
+  if [ -d {output}/logs/watch ]; then
+    find {output}/logs/watch -maxdepth 1 -name '*.yaml' -newer {request} -delete
+    rmdir --ignore-fail-on-non-empty {output}/logs/watch
+  fi
   rm -f {request} {log}
   rmdir --ignore-fail-on-non-empty {output}/logs
 fi
@@ -213,6 +221,8 @@ async def follow_watch(
     code = _exit_code(job)
     if code == InterruptedRunError.exit_code:
         raise InterruptedRunError("the watch was stopped: what is answered is written; the same command goes on")
+    if parser.refused and code in (0, 1, UserError.exit_code) and (parser.count or code != 1):
+        await _clear_away(selection, submitted)
     if parser.failed:
         raise RunError(f"{len(parser.failed)} checkpoints could not be scored: {', '.join(parser.failed)}")
     if code:

@@ -196,6 +196,11 @@ class WatchOutputParser(EvalOutputParser):
         return [Path(checkpoint).name for checkpoint, code in self._codes.items() if code]
 
     @property
+    def refused(self) -> bool:
+        """Whether no checkpoint's evaluation was more than refused."""
+        return set(self._codes.values()) <= {UserError.exit_code}
+
+    @property
     def count(self) -> int:
         """How many checkpoints were scored, or could not be."""
         return len(self._codes)

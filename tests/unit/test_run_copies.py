@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import time
@@ -146,6 +147,48 @@ def test_a_refused_evaluation_leaves_nothing_there_but_what_belongs_to_answers(t
         )
     )
     assert not (tmp_path / "answered" / "logs").exists(), "its answers are those of an earlier one"
+
+
+def reached(monkeypatch: pytest.MonkeyPatch, follow_output: Callable[..., object]) -> None:
+    """A head that is reached, and a job that is followed by this."""
+
+    @asynccontextmanager
+    async def here(_: object) -> AsyncIterator[Head]:
+        yield Head(cast("Session", Unprivileged()), Cluster(name="lab", hosts=(Host(name="here"),)), "")
+
+    monkeypatch.setattr(job, "follow_output", follow_output)
+    monkeypatch.setattr(job, "head_of", here)
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "left"),
+    [
+        ([2, 2], 1, []),
+        ([], 0, []),  # there is no checkpoint
+        ([2, 1], 1, ["job.log", "job.yaml", "watch/a.yaml"]),  # the log says why one failed
+        ([], 1, ["job.log", "job.yaml", "watch/a.yaml"]),  # it failed itself
+    ],
+)
+def test_a_watch_all_of_whose_evaluations_are_refused_leaves_nothing_there(
+    events: list[int], code: int, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "out" / "logs"
+    for name in ("job.log", "job.yaml", "watch/a.yaml"):
+        write(logs / name)
+    os.utime(logs / "job.yaml", (1, 1))
+
+    async def ended(_: object, __: object, parser: EvalOutputParser, *___: object) -> RayJob:
+        for number, one in enumerate(events):
+            event = {"watch": "failed", "checkpoint": f"/c/{number}", "code": one}
+            parser.feed(json.dumps(event).encode() + b"\n")
+        return RayJob("job", "FAILED" if code else "SUCCEEDED", f"failed with exit code {code}")
+
+    reached(monkeypatch, ended)
+    submitted = SubmittedEval("job", str(logs.parent), str(logs / "job.log"), "")
+    with pytest.raises(UserError, match=r"could not be scored|no checkpoint yet|exit code 1"):
+        asyncio.run(job.follow_watch(cast("Selection", None), submitted, tmp_path, print, print))
+    assert sorted(str(path.relative_to(logs)) for path in logs.rglob("*.*")) == left
+    assert logs.exists() == bool(left)
 
 
 def test_a_refusal_is_told_where_the_head_is_lost_before_it_is_cleared_away(
