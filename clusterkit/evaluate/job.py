@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from clusterkit.backends.base import Say
-from clusterkit.backends.ray.files import run_checked
+from clusterkit.backends.ray.files import any_exists, run_checked
 from clusterkit.backends.ray.follow import watch_job
 from clusterkit.backends.ray.head import Head, head_of
 from clusterkit.backends.ray.jobs import RayJob, RayJobs, next_id, origin, submit_or_attach
@@ -168,7 +168,10 @@ async def follow(selection: Selection, submitted: SubmittedEval, local: Path, sa
     if parser.answer is not None and code in (0, 1):
         async with head_of(selection) as head:
             folder = await copy_results(head, submitted.output, PurePosixPath(parser.answer["results"]).name, local)
-    return parser.finished(code, folder, _ending(job, submitted))
+    ending = "" if parser.error or parser.answer is not None else await _ending(selection, job, submitted)
+    if code == UserError.exit_code and ending:
+        raise UserError(ending)
+    return parser.finished(code, folder, ending)
 
 
 async def _clear_away(selection: Selection, submitted: SubmittedEval) -> None:
@@ -226,7 +229,7 @@ async def follow_watch(
     if parser.failed:
         raise RunError(f"{len(parser.failed)} checkpoints could not be scored: {', '.join(parser.failed)}")
     if code:
-        raise RunError(parser.error or _ending(job, submitted))
+        raise RunError(parser.error or await _ending(selection, job, submitted))
     if not parser.count:
         raise UserError("the run has no checkpoint yet (epoch…globalstepN)")
     say(f"{parser.count} checkpoints are scored")
@@ -240,10 +243,19 @@ def _exit_code(job: RayJob) -> int:
     return InterruptedRunError.exit_code if job.status == "STOPPED" else int(found[1]) if found else -1
 
 
-def _ending(job: RayJob, submitted: SubmittedEval) -> str:
-    """How a job ended, for one that has not said so itself."""
+async def _ending(selection: Selection, job: RayJob, submitted: SubmittedEval) -> str:
+    """How a job ended, for one that has not said so itself: perhaps to another command, which removed its log."""
     reason = " ".join(job.message.split())[-400:] or "no reason given"
-    return f"job {job.submission_id} ended ({job.status}): {reason}; its log is {submitted.log}"
+    log = f"its log is {submitted.log}"
+    with suppress(HostError):
+        async with head_of(selection) as head:
+            # One that was not even begun has none either, nor an exit code of its own.
+            if _exit_code(job) in (1, UserError.exit_code) and not await any_exists(head, [submitted.log]):
+                log = (
+                    "its log is gone: that of a refused evaluation is removed by the first command that tells why, and "
+                    "the same command again tells it anew"
+                )
+    return f"job {job.submission_id} ended ({job.status}): {reason}; {log}"
 
 
 async def copy_results(head: Head, output: str, name: str, local: Path) -> Path:

@@ -33,7 +33,7 @@ from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.status import observe
 from clusterkit.ssh.api import ErrorKind, HostError, Result, Session
 from clusterkit.ssh.selection import Selection
-from trainer.errors import UserError
+from trainer.errors import RunError, UserError
 
 
 class Unprivileged(LocalSession):
@@ -189,6 +189,33 @@ def test_a_watch_all_of_whose_evaluations_are_refused_leaves_nothing_there(
         asyncio.run(job.follow_watch(cast("Selection", None), submitted, tmp_path, print, print))
     assert sorted(str(path.relative_to(logs)) for path in logs.rglob("*.*")) == left
     assert logs.exists() == bool(left)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_who_follows_a_refused_evaluation_second_is_told_that_its_log_is_gone(
+    gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object) -> RayJob:
+        return RayJob("job-1", "FAILED", "Job entrypoint command failed with exit code 2")
+
+    reached(monkeypatch, refused)
+    log = tmp_path / "job-1.log"
+    if not gone:
+        write(log)
+    submitted = SubmittedEval("job-1", str(tmp_path), str(log), "")
+    told = "its log is gone: that of a refused evaluation is removed" if gone else f"its log is {log}$"
+    with pytest.raises(UserError, match=rf"^job job-1 ended \(FAILED\): .*exit code 2; {told}") as error:
+        asyncio.run(job.follow(cast("Selection", None), submitted, tmp_path, print))
+    assert error.value.exit_code == 2
+    with pytest.raises(RunError, match=told):
+        asyncio.run(job.follow_watch(cast("Selection", None), submitted, tmp_path, print, print))
+
+    async def not_begun(*_: object) -> RayJob:
+        return RayJob("job-1", "FAILED", "The job supervisor was not started")
+
+    reached(monkeypatch, not_begun)
+    with pytest.raises(RunError, match=f"not started; its log is {log}$"):
+        asyncio.run(job.follow(cast("Selection", None), submitted, tmp_path, print))
 
 
 def test_a_refusal_is_told_where_the_head_is_lost_before_it_is_cleared_away(
