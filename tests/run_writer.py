@@ -24,7 +24,7 @@ class RunWriter:
 
     def config(self, *overrides: str) -> RunWriter:
         values = resolve("tiny", None, overrides).config.model_dump()
-        self.run.config.write_text(yaml.safe_dump(values))
+        self.run.config.write_text(yaml.safe_dump(values, sort_keys=False))
         return self
 
     def record(self, kind: str, **fields: Any) -> RunWriter:

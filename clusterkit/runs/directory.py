@@ -29,8 +29,8 @@ RUNS = "runs"
 """Folder of this machine's runs where --fileroot names none."""
 FILEROOT = "choose another folder with --fileroot FOLDER"
 """Advice for errors about folders of runs."""
-LAST_SECTION = "monitor"
-"""Of config.yaml: one without it has lost its end."""
+FIRST_SETTING, LAST_SECTION = "preset", "monitor"
+"""Of the trainer's config.yaml: one that has the first and not the last has lost its end. AReaL's has neither."""
 HOLDER_FILE = ".holder"
 """File in the local copy of a remote run that names the process that works on it: locks say nothing over here."""
 
@@ -236,11 +236,12 @@ class RunDirectory:
             return {}, _damaged("it is not YAML, or cut off")
         if not isinstance(values, dict) or not values:
             return {}, _damaged("it holds no settings")
-        return values, "" if LAST_SECTION in values else _damaged(f"it is cut off: there is no {LAST_SECTION} in it")
+        cut = FIRST_SETTING in values and LAST_SECTION not in values
+        return values, _damaged(f"it is cut off: there is no {LAST_SECTION} in it") if cut else ""
 
 
 def _damaged(reason: str) -> str:
-    return f"is damaged ({reason}): remove it, and the same train command writes it anew"
+    return f"is damaged ({reason}): move it away, and the same train command writes it anew"
 
 
 def killed_launcher(run: RunDirectory) -> str | None:

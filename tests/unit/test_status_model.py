@@ -55,19 +55,27 @@ def test_a_damaged_configuration_is_told_with_what_to_do(tmp_path: Path, damage:
     elif damage == "loop":
         config.symlink_to(config)
     else:
-        line = whole.index("monitor:") if damage == "cut between lines" else whole.index("total_steps") + 5
+        line = whole.index("monitor:") if damage == "cut between lines" else whole.index("max_tokens_per_mb") + 5
         contents = {"empty": b"", "no YAML": b"{[", "no text": b"\xff\xfe\xfd"}
         config.write_bytes(contents.get(damage, whole[:line].encode()))
     if begun:
         writer.attempt().steps(1, 3).finish("interrupted", 3)
     status = observe(writer.run, writer.clock)
 
-    told = f"{config} is damaged ({reason}): remove it, and the same train command writes it anew"
+    told = f"{config} is damaged ({reason}): move it away, and the same train command writes it anew"
     if damage == "loop":
         told = f"{config} cannot be read ({reason}): make it readable"
     assert status.state == ("interrupted" if begun else "unreadable")
     assert (f"config       {told}" if begun else f"state        unreadable: {told}") in _text(status)
     assert _text(status).count(told) == 1
+
+
+def test_a_config_that_is_not_the_trainers_is_not_called_damaged(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path).config().run
+    run.config.write_text("experiment_name: e\ntrial_name: t\nseed: 1\nactor:\n  path: x\n")  # AReaL's begins so
+
+    assert not run.config_problem()
+    assert run.saved_values()["seed"] == 1
 
 
 @pytest.mark.parametrize("message", ["interrupted: the last one is kept", "interrupted after step 3", "by force"])
