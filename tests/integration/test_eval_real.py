@@ -104,7 +104,7 @@ def test_gsm8k_on_a_server_that_dies(tmp_path: Path, shared_data: Path, smollm2_
 
     said = (tmp_path / "stderr.log").read_text()
     assert "vllm-0 is lost: it was ended by SIGKILL" in said
-    assert "It is started again (1 of 2)\nvllm-0 answers again" in said
+    assert "It is started again (1 of 3)\nvllm-0 answers again" in said
     (row,) = results["rows"]
     assert (results["status"], row["answers"], row["missing"]) == ("complete", 18, 0)
     assert all(not line.get("error") for line in samples(tmp_path / "out"))
