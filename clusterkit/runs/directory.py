@@ -215,15 +215,18 @@ class RunDirectory:
 
     def saved_values(self) -> dict[str, Any]:
         """Return the values of config.yaml, with which the run was last started; empty if it cannot be read."""
-        return self._config()[0]
+        return self.read_config()[0]
 
     def config_problem(self) -> str:
         """Return what is wrong with config.yaml and what to do; empty where it is whole or missing."""
-        problem = self._config()[1]
-        return f"{self.config} {problem}" if problem else ""
+        return self.read_config()[1]
 
-    def _config(self) -> tuple[dict[str, Any], str]:
-        """Return the values of config.yaml, and what is wrong with it."""
+    def read_config(self) -> tuple[dict[str, Any], str]:
+        """Return `saved_values` and `config_problem`."""
+        values, problem = self._parsed_config()
+        return values, f"{self.config} {problem}" if problem else ""
+
+    def _parsed_config(self) -> tuple[dict[str, Any], str]:
         try:
             values = yaml.load(self.config.read_text(encoding="utf-8"), Loader=_LOADER)
         except FileNotFoundError:

@@ -175,10 +175,9 @@ def _recorded(run: RunDirectory, now: float, history: History) -> Status:
 
 def _settings(run: RunDirectory) -> tuple[dict[str, Any], list[str]]:
     """Return a run's settings, and what is wrong with the file that has them."""
-    settings = flat(run.saved_values())
-    if problem := run.config_problem():
-        return settings, [problem]
-    if settings:
-        return settings, []
+    values, problem = run.read_config()
+    settings = flat(values)
+    if settings or problem:
+        return settings, [problem] if problem else []
     started = bool(run.attempt_numbers()) or run.metrics.exists()
     return {}, [f"{run.config} is missing"] if started else []
