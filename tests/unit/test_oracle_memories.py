@@ -19,11 +19,12 @@ from trainer.config import RunConfig
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
 from trainer.sft.encoding import Encoder, oracle_memories, whole_memory
+from trainer.sft.rows import RowMaker
 from trainer.tasks.evidence import MOST_SENTENCES
 from trainer.tasks.examples import Example, load_examples
 from trainer.tasks.hotpotqa_data import Document, Question, render
 from trainer.train.model import load_tokenizer
-from trainer.types import Task
+from trainer.types import Row, Task
 from trainer.warmup.tiny import untrained_model
 
 TOKENIZER = byte_tokenizer()
@@ -129,6 +130,39 @@ def test_the_rows_of_a_trace_are_the_turns_of_the_agent(tmp_path: Path, order: s
     assert trajectory.answer_text == "\\boxed{Ouse}"
     assert texts(rows)[2] == "Oak: Oak lies on the Ouse.\nRose: Rose was born in Oak."
     assert {row.trajectory for row in rows} == {7}
+
+
+def test_a_section_may_end_within_a_character(tmp_path: Path) -> None:
+    sentence = "Rose was born in Örkény, a small town in Pest county that lies between the Danube and the Tisza."
+    context = f"Document 1:\nRose\n{sentence} She paints."
+    cut = len(context[: context.index("Ö")].encode()) + 1
+    changes = {"context": context, "evidence": [("Rose", sentence)]}
+    rows = Encoder(config(chunk_tokens=cut, max_memory_tokens=128), TOKENIZER).rows(example(tmp_path, **changes), 0)
+
+    second = context.encode()[: 2 * cut].decode().partition("Rose\n")[2]
+    assert texts(rows)[:2] == ["Rose: Rose was born in Ö", f"Rose: {second.strip()}"]
+
+
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_threads_make_the_rows_of_one_in_the_order_of_the_examples(tmp_path: Path, threads: int) -> None:
+    changes: list[dict[str, Any]] = [{}, {"problem": "?" * 65}, MISLED, {"context": ""}, {"problem": "Where?"}]
+    examples = [example(tmp_path, **one) for one in changes]
+    settings = config(max_memory_tokens=40)
+    encoder = Encoder(settings, TOKENIZER)
+    expected = [row for number, one in enumerate(examples) for row in encoder.rows(one, number)]
+    longest = max(row.num_tokens for row in expected)
+    maker = RowMaker(settings, TOKENIZER, threads)
+    made, shorter = maker.begin(examples, longest).result(), maker.begin(examples, longest - 1).result()
+    maker.close()
+
+    def told(rows: list[Row]) -> list[tuple[list[int], list[int], int]]:
+        return [(row.prompt_ids, row.response_ids, row.trajectory) for row in rows]
+
+    assert told(made.rows) == told(expected)
+    assert (made.misfits, made.long_memories) == (encoder.misfits, encoder.long_memories)
+    assert (made.misfits, made.misfit) == (1, encoder.misfit)
+    assert told(shorter.rows) == told([row for row in expected if row.num_tokens < longest])
+    assert (shorter.too_long, shorter.longest) == (len(expected) - len(shorter.rows), longest)
 
 
 def test_without_a_document_there_is_the_last_turn_alone(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ A trace has a row for every turn that the memory agent would take: its own promp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from itertools import accumulate
 from random import Random
 from typing import Any, TypeVar
 
@@ -74,40 +75,45 @@ class Encoder:
             return []
         rows: list[Row] = []
         memory = agent.prompts.no_memory
-        for section, (written, left) in zip(prepared.chunks, self._memories(trace, prepared.chunks), strict=True):
+        encoded = cache(partial(encode, self.tokenizer))  # memories stay from section to section
+        memories = self._memories(trace, prepared.chunks, encoded)
+        for section, (written, left) in zip(prepared.chunks, memories, strict=True):
             prompt = agent.prompts.update.fill({"problem": prepared.question, "memory": memory, "section": section})
-            answer = encode(self.tokenizer, written)
+            answer = encoded(written)
             if not self._fits(answer):  # nor could it write the later ones, which have all of this
                 self.long_memories += 1
                 return rows
             rows.append(self._answered(prompt, answer, number))
-            memory = encode(self.tokenizer, left)
+            memory = encoded(left)
         if not prepared.chunks:
-            pairs = (trace.evidence, trace.distractors, lambda text: self._fits(encode(self.tokenizer, text)))
-            text = whole_memory(*pairs, trace.sentences)
-            memory = encode(self.tokenizer, text)
+            pairs = (trace.evidence, trace.distractors, lambda text: self._fits(encoded(text)))
+            memory = encoded(whole_memory(*pairs, trace.sentences))
             if not self._fits(memory):
                 self.long_memories += 1
                 return []
         prompt = agent.prompts.final.fill({"problem": prepared.question, "memory": memory})
         return [*rows, self._answered(prompt, encode(self.tokenizer, trace.answer), number)]
 
-    def _memories(self, trace: Trace, sections: Sequence[list[int]]) -> list[tuple[str, str]]:
+    def _memories(
+        self, trace: Trace, sections: Sequence[list[int]], encoded: Callable[[str], list[int]]
+    ) -> list[tuple[str, str]]:
         """What each turn should write, and what the next one is shown, all texts as the tokenizer gives them back."""
-        read: list[int] = []
-        ends = []
-        for section in sections:
-            read += section
-            ends.append(len(self._text(read)))
+        read = [i for section in sections for i in section]
+        text = self._text(read)
+        parts = [self._text(section) for section in sections]
+        ends = list(accumulate(map(len, parts)))
+        if "".join(parts) != text:  # a border within a character, or a tokenizer that looks at what stands before
+            ends = [len(self._text(read[:stop])) for stop in accumulate(map(len, sections))]
+
+        def given_back(told: str) -> str:
+            # What stands in the text is as the tokenizer gives it back.
+            return told if told in text else self._text(encoded(told))
+
         evidence, distractors = (
-            [(self._text(encode(self.tokenizer, a)), self._text(encode(self.tokenizer, b))) for a, b in pairs]
+            [(given_back(title), given_back(sentence)) for title, sentence in pairs]
             for pairs in (trace.evidence, trace.distractors)
         )
-
-        def fits(memory: str) -> bool:
-            return self._fits(encode(self.tokenizer, memory))
-
-        return oracle_memories(self._text(read), ends, evidence, distractors, fits, trace.sentences)
+        return oracle_memories(text, ends, evidence, distractors, lambda m: self._fits(encoded(m)), trace.sentences)
 
     def _fits(self, memory: list[int]) -> bool:
         """Whether the agent could write it, and its end token."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from heapq import nlargest
 from typing import Any
@@ -22,7 +20,7 @@ from trainer.files import write_atomic
 from trainer.metrics import eval_scalars
 from trainer.rollout.batch import set_weights
 from trainer.schedule import Schedule
-from trainer.sft.encoding import Encoder
+from trainer.sft.rows import Encoded, Making, RowMaker
 from trainer.tasks.examples import Example, load_examples
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
@@ -75,31 +73,8 @@ BEFORE = "before.json"
 LONG_TEXTS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Rows of the examples of an optimizer step, and what was left out of them.
-
-    longest: tokens of the longest row, left out or not. long_memories, misfits: see `Encoder`.
-    """
-
-    rows: list[Row]
-    too_long: int
-    longest: int
-    long_memories: int
-    misfits: int
-
-    @property
-    def left_out(self) -> int:
-        """Answers and whole traces."""
-        return self.too_long + self.long_memories + self.misfits
-
-
 class SftRun(SteppedRun):
-    """One attempt at supervised fine-tuning.
-
-    A thread makes the rows of a step while the one before is trained: tokenizers work without Python's lock, and a GPU
-    waited for them two fifths of a step. The encoder has its own tokenizer, for no two threads may use one at a time.
-    """
+    """One attempt at supervised fine-tuning. The rows of a step are made while the one before is trained."""
 
     learner: SftLearner
 
@@ -108,7 +83,7 @@ class SftRun(SteppedRun):
         config, model_folder, world = attempt.config, attempt.model_folder, attempt.world
         self.examples = load_examples(config.examples)
         self.tokenizer = load_tokenizer(model_folder)
-        self.encoder = Encoder(config, copy.deepcopy(self.tokenizer))  # checkpoints are written while it is at work
+        self._maker = RowMaker(config, self.tokenizer)
         origin = Origin(model_folder, config, world)
         self.longest = min(context_window(origin.lm, config.model), config.train.max_tokens_per_mb)
         self.course = Schedule.of(config, len(self.examples.train))
@@ -116,8 +91,7 @@ class SftRun(SteppedRun):
         self.learner = SftLearner(origin.lm, config, world, steps, origin.weights)
         self._order = lru_cache(maxsize=2)(lambda epoch: self.examples.order(config.seed, epoch))
         self._told = self._told_memory = self._told_misfit = False
-        self._encoding = ThreadPoolExecutor(1, "encoding")
-        self._ahead: tuple[int, list[Future[Encoded]]] = (0, [])  # of which step
+        self._ahead: tuple[int, list[Making]] = (0, [])  # of which step
 
     def run(self) -> None:
         """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
@@ -139,7 +113,7 @@ class SftRun(SteppedRun):
         except StepAbandonedError:
             self._interrupt()
         finally:
-            self._encoding.shutdown(cancel_futures=True)
+            self._maker.close()
             self._finish_writing()
 
     def _publish(self, version: int) -> None:
@@ -185,7 +159,7 @@ class SftRun(SteppedRun):
         found, made = self._ahead
         if found != number:
             made = self._begin(number)
-        encoded = [future.result() for future in made]
+        encoded = [making.result() for making in made]
         if number < self.course.total_steps:
             self._ahead = (number + 1, self._begin(number + 1))
         for one in encoded:
@@ -193,43 +167,28 @@ class SftRun(SteppedRun):
             set_weights(one.rows, "token")
         return [one.rows for one in encoded], sum(one.left_out for one in encoded)
 
-    def _begin(self, number: int) -> list[Future[Encoded]]:
+    def _begin(self, number: int) -> list[Making]:
         """Have the rows of a step made."""
         examples = self._batch(number)
         size = len(examples) // self.config.train.minibatches
         parts = [examples[first : first + size] for first in range(0, len(examples), size)]
-        return [self._encoding.submit(self._rows, part) for part in parts]
+        return [self._maker.begin(part, self.longest) for part in parts]
 
     def _longest_row(self) -> int:
         """Tokens of the longest row of any step, by the longest texts: to tokenise all of them takes too long."""
         texts = nlargest(LONG_TEXTS, self.examples.train, lambda e: sum(len(text) for _, text in e.messages))
-        rows = [row for number, example in enumerate(texts) for row in self.encoder.rows(example, number)]
-        return min(max((row.num_tokens for row in rows), default=0) or self.longest, self.longest)
-
-    def _rows(self, examples: Sequence[Example]) -> Encoded:
-        long_memories, misfits = self.encoder.long_memories, self.encoder.misfits
-        rows = [row for number, example in enumerate(examples) for row in self.encoder.rows(example, number)]
-        kept = [row for row in rows if row.num_tokens <= self.longest]
-        return Encoded(
-            kept,
-            too_long=len(rows) - len(kept),
-            longest=max((row.num_tokens for row in rows), default=0),
-            long_memories=self.encoder.long_memories - long_memories,
-            misfits=self.encoder.misfits - misfits,
-        )
+        return min(self._maker.begin(texts, self.longest).result().longest or self.longest, self.longest)
 
     def _tell(self, encoded: Encoded) -> None:
         """Warn of each kind of thing that is left out, once."""
-        if self.encoder.misfit and not self._told_misfit:
+        if encoded.misfit and not self._told_misfit:
             self._told_misfit = True
-            self.monitor.warn(
-                f"{self.examples.path}: traces that the agent cannot take are left out: {self.encoder.misfit}"
-            )
+            self.monitor.warn(f"{self.examples.path}: traces that the agent cannot take are left out: {encoded.misfit}")
         if encoded.long_memories and not self._told_memory:
             self._told_memory = True
             self.monitor.warn(
                 f"{self.examples.path}: memories that do not fit into agent.max_memory_tokens="
-                f"{self.encoder.config.agent.response_limit('update')} are left out, and what follows them: raise it "
+                f"{self.config.agent.response_limit('update')} are left out, and what follows them: raise it "
                 "to learn them, too"
             )
         if encoded.too_long and not self._told:
@@ -244,7 +203,7 @@ class SftRun(SteppedRun):
         """Held-out loss per answer token, recorded; the same on all ranks."""
         began = time.perf_counter()
         examples = self.examples.heldout[: self.config.eval.num_tasks]
-        encoded = self._encoding.submit(self._rows, examples).result()
+        encoded = self._maker.begin(examples, self.longest).result()
         self._tell(encoded)
         rows = encoded.rows
         if not rows:
