@@ -12,7 +12,7 @@ from builders import byte_tokenizer
 from trainer.agents.memagent import MemAgent
 from trainer.config_agents import MemagentConfig
 from trainer.config_tasks import HotpotqaConfig
-from trainer.evaluate import EvalSpec, evaluate
+from trainer.evaluate import EvalSpec, heldout_tasks
 from trainer.heldout import HeldoutTrajectories
 from trainer.rollout.controller import RolloutController
 from trainer.tasks.hotpotqa import HotpotQA
@@ -61,8 +61,8 @@ def write_heldout(logs: Path, data: Path, name: str, model: Model, count: int = 
     agent = MemAgent(MemagentConfig.model_validate({**LIMITS, **limits}), tokenizer)
     source = HotpotQA(HotpotqaConfig(path=str(data), num_documents=4), 1)
     controller = RolloutController(agent, FakeEngine(tokenizer, model), 1)
-    roll = HeldoutTrajectories(logs, count, agent, tokenizer).kept(controller.run, name)
     logs.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(1) as thread:  # a test with a browser has an event loop in its own
-        thread.submit(evaluate, roll, source, EvalSpec("test", 2)).result()
+        groups = thread.submit(controller.run, *heldout_tasks(source, EvalSpec("test", 2))).result()
+    HeldoutTrajectories(logs, count, agent, tokenizer).write(groups, name)
     return [source.heldout("test", index) for index in range(source.num_heldout("test"))]

@@ -97,6 +97,13 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
         UserError: the split has no task.
     """
     began = time.perf_counter()
+    tasks, plan = heldout_tasks(source, spec)
+    groups = roll(tasks, plan)
+    return result_of(groups, time.perf_counter() - began)
+
+
+def heldout_tasks(source: TaskSource, spec: EvalSpec) -> tuple[list[Task], SamplingPlan]:
+    """What an evaluation asks, and how it is sampled. Raises UserError where the split has no task."""
     count = min(spec.num_tasks, source.num_heldout(spec.split))
     if not count:
         raise UserError(
@@ -109,15 +116,20 @@ def evaluate(roll: Roll, source: TaskSource, spec: EvalSpec) -> EvalResult:
         blank_memory=spec.blank_memory,
         banned_final_ids=spec.banned_final_ids,
     )
-    scores = [_score(task, group.trajectories[0]) for task, group in zip(tasks, roll(tasks, plan), strict=True)]
+    return tasks, plan
+
+
+def result_of(groups: Sequence[Group], seconds: float) -> EvalResult:
+    """Averages of an evaluation's groups, each of one trajectory. seconds: that they took."""
+    scores, count = [_score(group.task, group.trajectories[0]) for group in groups], len(groups)
     return EvalResult(
         accuracy=sum(s.accuracy for s in scores) / count,
         interval=bootstrap_interval([s.accuracy for s in scores]),
         metrics=_means(scores),
         num_tasks=count,
         num_failed=sum(s.failed for s in scores),
-        seconds=time.perf_counter() - began,
-        tasks=hashlib.sha256("\n".join(task.id for task in tasks).encode()).hexdigest()[:16],
+        seconds=seconds,
+        tasks=hashlib.sha256("\n".join(group.task.id for group in groups).encode()).hexdigest()[:16],
     )
 
 

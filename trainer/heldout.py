@@ -7,15 +7,12 @@ after it, and `scores` of the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.agents.base import AnyAgent
-from trainer.evaluate import Roll
 from trainer.rewards.qa import qa_metrics
-from trainer.rollout.controller import SamplingPlan
 from trainer.rollout.record import trajectory_record, write_records
 from trainer.types import Group, Task, Trajectory
 
@@ -35,20 +32,15 @@ class HeldoutTrajectories:
     def __init__(self, logs: Path, count: int, agent: AnyAgent, tokenizer: Any) -> None:
         self.folder, self.count, self.agent, self.tokenizer = logs / "rollouts", count, agent, tokenizer
 
-    def kept(self, roll: Roll, name: str) -> Roll:
-        """Return `roll`, which then also writes the file of an evaluation. name: BEFORE or AFTER."""
-
-        def rolled(tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
-            groups = roll(tasks, plan)
-            self._write(groups[: self.count], name)
-            return groups
-
-        return rolled if self.count else roll
-
-    def _write(self, groups: list[Group], name: str) -> None:
+    def write(self, groups: list[Group], name: str) -> None:
+        """Write the file of an evaluation, of its first groups. name: BEFORE or AFTER."""
+        if not self.count:
+            return
         if name == BEFORE:  # an earlier run of this name may have left its end
             self._file(AFTER).unlink(missing_ok=True)
-        write_records(self._file(name), (self._record(group.task, group.trajectories[0]) for group in groups))
+        write_records(
+            self._file(name), (self._record(group.task, group.trajectories[0]) for group in groups[: self.count])
+        )
 
     def _file(self, name: str) -> Path:
         return self.folder / f"eval_{name}.jsonl.zst"

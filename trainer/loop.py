@@ -19,6 +19,8 @@ from trainer.evaluate import (
     check_lengths,
     closing_table,
     evaluate,
+    heldout_tasks,
+    result_of,
     store_before,
     table_specs,
     trained_chunks,
@@ -266,7 +268,7 @@ class TrainingRun(SteppedRun):
 
     def _evaluate_heldout(self, number: int) -> None:
         spec = table_specs(self.config)[0]
-        greedy = self._evaluate(spec)
+        greedy = evaluate(self.sampler.groups, self.source, spec)
         self._report_eval("heldout", number, spec, greedy)
         self.monitor.scalars(eval_scalars({"accuracy": greedy.accuracy, "metrics": greedy.metrics}), number)
 
@@ -274,19 +276,19 @@ class TrainingRun(SteppedRun):
         """All lines of the closing table; the training mixture is also sampled at the training temperature."""
         # The tiny model has a word for an answer that it does not know: where the memory is blanked it must guess.
         refusal_ids = tuple(encode(self.tokenizer, NO_FACT)) if self.config.agent.template == "words" else ()
+        mixture, *others = table_specs(self.config, refusal_ids)
+        asked = [replace(mixture, temperature=self.config.rollout.temperature), mixture, *others]
+        measured = self.sampler.each(heldout_tasks(self.source, spec) for spec in asked)
+        sampled = result_of(*next(measured))
         results = {}
-        for spec in table_specs(self.config, refusal_ids):
-            result = self._evaluate(spec, name if spec.is_mixture else "")
+        for spec, (groups, seconds) in zip(asked[1:], measured, strict=True):
+            result = result_of(groups, seconds)
             if spec.is_mixture:
-                sampled = self._evaluate(replace(spec, temperature=self.config.rollout.temperature))
-                result = replace(result, sampled_accuracy=sampled.accuracy, seconds=result.seconds + sampled.seconds)
+                self.heldout.write(groups, name)
+                result = replace(result, sampled_accuracy=sampled.accuracy, seconds=seconds + sampled.seconds)
             self._report_eval(name, self.state.global_step, spec, result)
             results[spec] = result
         return results
-
-    def _evaluate(self, spec: EvalSpec, kept_as: str = "") -> EvalResult:
-        roll = self.sampler.groups
-        return evaluate(self.heldout.kept(roll, kept_as) if kept_as else roll, self.source, spec)
 
     def _report_eval(self, name: str, number: int, line: EvalSpec, result: EvalResult) -> None:
         self.monitor.record(

@@ -7,8 +7,9 @@ rank calls them. Rank 0 gets whole groups, the others their `Group.scores`: whoe
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,6 +24,8 @@ from trainer.train.distributed import World
 from trainer.train.logprobs import PolicyModel
 from trainer.types import Group, Task
 from trainer.weights.source import refresh
+
+Asked = tuple[Sequence[Task], SamplingPlan]
 
 
 class Sampler(ABC):
@@ -46,6 +49,17 @@ class Sampler(ABC):
         Raises:
             RolloutInterruptedError: the run is to stop.
         """
+
+    def each(self, asked: Iterable[Asked]) -> Iterator[tuple[list[Group], float]]:
+        """`groups` of several lists of tasks, in their order, with the seconds that they took.
+
+        Raises:
+            RolloutInterruptedError: the run is to stop.
+        """
+        for tasks, plan in asked:
+            began = time.perf_counter()
+            groups = self.groups(tasks, plan)
+            yield groups, time.perf_counter() - began
 
     @abstractmethod
     def batch(self, number: int) -> list[Group]:

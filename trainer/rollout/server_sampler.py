@@ -10,8 +10,9 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -28,7 +29,7 @@ from trainer.rollout.background import BackgroundLoop
 from trainer.rollout.buffer import Slot, WorkBuffer
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
 from trainer.rollout.roofline import DecodeRoofline
-from trainer.rollout.sampler import Sampler
+from trainer.rollout.sampler import Asked, Sampler
 from trainer.rollout.turn_advantages import has_signal
 from trainer.rollout.workers import Workers
 from trainer.schedule import Schedule
@@ -110,6 +111,29 @@ class ServedSampler(Sampler):
         """See Sampler; what is under way for training goes on beside it."""
         self._start()
         return self._together(lambda served: self._groups(served, tasks, plan), _scores)
+
+    def each(self, asked: Iterable[Asked]) -> Iterator[tuple[list[Group], float]]:
+        """See Sampler; all begin at once, since the last turns of long documents leave servers idle.
+
+        Seconds are those since the groups before were there.
+        """
+        self._start()
+        lists = list(asked)
+        jobs: list[asyncio.Task[list[Group]]] = []
+
+        async def wait_for(served: Served, number: int) -> list[Group]:
+            if not jobs:
+                jobs.extend(asyncio.ensure_future(self._groups(served, *one)) for one in lists)
+            return await jobs[number]
+
+        try:
+            for number in range(len(lists)):
+                began = time.perf_counter()
+                groups = self._together(partial(wait_for, number=number), _scores)
+                yield groups, time.perf_counter() - began
+        finally:
+            if self.served is not None and not all(job.done() for job in jobs):
+                self.served.loop.run(_given_up(jobs))
 
     def batch(self, number: int) -> list[Group]:  # noqa: ARG002 (the buffer knows what comes next)
         """See Sampler."""
@@ -369,6 +393,12 @@ class ServedSampler(Sampler):
         self.world.broadcast(_Said("wait", wanting))
         if wanting and self._publisher is not None:
             self._publisher.offer()
+
+
+async def _given_up(jobs: Sequence[asyncio.Task[Any]]) -> None:
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
 
 
 async def _all_back(served: Served) -> None:
