@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -114,6 +115,28 @@ def test_several_lists_begin_at_once_and_come_in_their_order(loop: BackgroundLoo
     ((groups, seconds),) = found
     assert groups == ["group of long"]
     assert seconds >= 0.0
+
+
+def test_several_lists_do_not_go_on_without_the_watch_of_the_servers(loop: BackgroundLoop) -> None:
+    asking = Asking()
+    asking.let_go(loop, "a", "watch")
+
+    class Ending(BrokenFleet):
+        async def watch(self) -> None:
+            await asking.groups(["watch"], None)
+            await asking.groups(["until"], None)
+            await super().watch()
+
+    sampler = sampler_of(asking.groups, Ending(), loop, [])
+    found = sampler.each(cast("Any", [(["a"], None), (["b"], None)]))
+    next(found)
+    asking.let_go(loop, "until")
+    while sampler._failure is None:
+        time.sleep(0.01)
+    asking.let_go(loop, "b")
+
+    with pytest.raises(ValueError, match="the watch broke"):
+        next(found)
 
 
 def test_where_one_of_several_lists_fails_the_others_are_given_up(loop: BackgroundLoop) -> None:

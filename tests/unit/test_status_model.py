@@ -284,9 +284,21 @@ def test_what_is_measured_before_the_first_step_and_after_the_last_one_is_told(t
         writer.record("eval", name="after", global_step=12, accuracy=0.5, num_tasks=2)
         closing = "closing      measuring held-out tasks, 1 lines of the table done"
         assert closing in _text(observe(writer.run, writer.clock))
-        assert observe(writer.run, writer.clock + 599).state == "running"
-        assert observe(writer.run, writer.clock + 601).state == "stalled"
+        assert observe(writer.run, writer.clock + 1199).state == "running"
+        assert observe(writer.run, writer.clock + 1201).state == "stalled"
     assert "measuring" not in _text(observe(writer.run, writer.clock))
+
+
+def test_a_closing_evaluation_may_be_silent_for_as_long_as_the_one_before_tells(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).config("train.total_steps=3").attempt(total_steps=3)
+
+    with hold_lock(writer.run.logs / "run.lock"):
+        for chunks, seconds in ((0, 100.0), (64, 900.0)):
+            fields = {"chunks": chunks, "blank_memory": False, "seconds": seconds, "num_tasks": 2}
+            writer.record("eval", name="before", global_step=0, accuracy=0.0, **fields)
+        writer.steps(1, 3)
+        assert observe(writer.run, writer.clock + 1990).state == "running"
+        assert observe(writer.run, writer.clock + 2010).state == "stalled"
 
 
 @pytest.mark.parametrize("content", ["", '{"kind": "st', "\x00\x00\n", "[]\n"])

@@ -56,10 +56,10 @@ class Sampler(ABC):
         Raises:
             RolloutInterruptedError: the run is to stop.
         """
+        began = time.perf_counter()
         for tasks, plan in asked:
+            yield self.groups(tasks, plan), time.perf_counter() - began
             began = time.perf_counter()
-            groups = self.groups(tasks, plan)
-            yield groups, time.perf_counter() - began
 
     @abstractmethod
     def batch(self, number: int) -> list[Group]:

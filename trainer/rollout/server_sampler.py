@@ -118,22 +118,30 @@ class ServedSampler(Sampler):
         Seconds are those since the groups before were there.
         """
         self._start()
-        lists = list(asked)
-        jobs: list[asyncio.Task[list[Group]]] = []
+        began = time.perf_counter()
+        # Where nothing is sampled, their number is all that is wanted; both ways a list that cannot be is refused.
+        lists = [one if self.served is not None else None for one in asked]
+        jobs: list[asyncio.Task[list[Group]] | None] = []
 
         async def wait_for(served: Served, number: int) -> list[Group]:
-            if not jobs:
-                jobs.extend(asyncio.ensure_future(self._groups(served, *one)) for one in lists)
-            return await jobs[number]
+            while lists and (one := lists.pop(0)):
+                jobs.append(asyncio.ensure_future(self._groups(served, *one)))
+                await asyncio.sleep(0)  # it is prepared now; the first of its requests go out, or the run stops
+            job = jobs[number]
+            assert job is not None
+            groups = await job
+            jobs[number] = None  # whoever asked lets its turns go
+            if self._failure is not None:  # of the watch of the servers: no lost one would come back
+                raise self._failure
+            return groups
 
         try:
             for number in range(len(lists)):
-                began = time.perf_counter()
                 groups = self._together(partial(wait_for, number=number), _scores)
                 yield groups, time.perf_counter() - began
+                began = time.perf_counter()
         finally:
-            if self.served is not None and not all(job.done() for job in jobs):
-                self.served.loop.run(_given_up(jobs))
+            self._give_up([job for job in jobs if job is not None])
 
     def batch(self, number: int) -> list[Group]:  # noqa: ARG002 (the buffer knows what comes next)
         """See Sampler."""
@@ -246,6 +254,14 @@ class ServedSampler(Sampler):
         if self._failure is not None:
             raise self._failure
         return await served.controller.groups(tasks, plan)
+
+    def _give_up(self, jobs: Sequence[asyncio.Task[Any]]) -> None:
+        """Cancel them, and look at what became of all, so that asyncio tells no more of it."""
+        if self.served is not None and not all(job.done() for job in jobs):
+            self.served.loop.run(_cancelled(jobs))
+        for job in jobs:
+            if not job.cancelled():
+                job.exception()
 
     async def _next(self, served: Served) -> tuple[list[Group], list[int]]:
         """The next step's groups, and the numbers of the tasks that are done with."""
@@ -395,7 +411,7 @@ class ServedSampler(Sampler):
             self._publisher.offer()
 
 
-async def _given_up(jobs: Sequence[asyncio.Task[Any]]) -> None:
+async def _cancelled(jobs: Sequence[asyncio.Task[Any]]) -> None:
     for job in jobs:
         job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)

@@ -102,12 +102,15 @@ class Encoder:
         text = self._text(read)
         parts = [self._text(section) for section in sections]
         ends = list(accumulate(map(len, parts)))
-        if "".join(parts) != text:  # a border within a character, or a tokenizer that looks at what stands before
+        exact = "".join(parts) == text
+        if not exact:  # a border within a character, or a tokenizer that looks at what stands before
             ends = [len(self._text(read[:stop])) for stop in accumulate(map(len, sections))]
 
+        exact = exact and text == trace.context
+
         def given_back(told: str) -> str:
-            # What stands in the text is as the tokenizer gives it back.
-            return told if told in text else self._text(encoded(told))
+            # A tokenizer that gives the document back, in pieces too, does so with what stands in it.
+            return told if exact and told in text else self._text(encoded(told))
 
         evidence, distractors = (
             [(given_back(title), given_back(sentence)) for title, sentence in pairs]

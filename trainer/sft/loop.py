@@ -177,7 +177,9 @@ class SftRun(SteppedRun):
     def _longest_row(self) -> int:
         """Tokens of the longest row of any step, by the longest texts: to tokenise all of them takes too long."""
         texts = nlargest(LONG_TEXTS, self.examples.train, lambda e: sum(len(text) for _, text in e.messages))
-        return min(self._maker.begin(texts, self.longest).result().longest or self.longest, self.longest)
+        made = self._maker.begin(texts, self.longest).result()
+        self._tell(made)
+        return min(made.longest or self.longest, self.longest)
 
     def _tell(self, encoded: Encoded) -> None:
         """Warn of each kind of thing that is left out, once."""

@@ -66,14 +66,15 @@ class RowMaker:
 
     Args:
         tokenizer: is copied, for no two threads may use one at a time.
-        threads: 0: as many as the machine has room for, MOST_THREADS at most.
+        threads: 0: one for every four cores that a rank has, MOST_THREADS at most.
 
     Raises:
         UserError: see `Encoder`.
     """
 
     def __init__(self, config: RunConfig, tokenizer: Any, threads: int = 0) -> None:
-        self._threads = threads or max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 4))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._threads = threads or max(1, min(MOST_THREADS, cores // (4 * config.ranks)))
         self._idle: SimpleQueue[Encoder] = SimpleQueue()
         for _ in range(self._threads):
             self._idle.put(Encoder(config, copy.deepcopy(tokenizer)))
@@ -93,6 +94,7 @@ class RowMaker:
     def _make(self, examples: Sequence[Example], first: int, longest: int) -> Encoded:
         encoder = self._idle.get()  # there are as many as threads
         try:
+            encoder.misfit = ""
             long_memories, misfits = encoder.long_memories, encoder.misfits
             rows = [row for number, example in enumerate(examples, first) for row in encoder.rows(example, number)]
             kept = [row for row in rows if row.num_tokens <= longest]

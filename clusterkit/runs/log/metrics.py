@@ -25,8 +25,10 @@ RECENT_STEPS = 20
 """Step times older than this say little about the steps to come."""
 STALLED_AFTER_SECONDS = 60.0
 STALLED_AFTER_STEPS = 5.0
-STALLED_OUTSIDE_STEPS_SECONDS = 600.0
+STALLED_OUTSIDE_STEPS_SECONDS = 1200.0
 """Loading a model, the first evaluation and the first step are silent, and their time is unknown."""
+STALLED_CLOSING_TIMES = 2.0
+"""So many times as long as the same evaluation took before the first step."""
 
 PIECE_BYTES = 4 << 20
 """So much of a file is in memory at a time, besides its records."""
@@ -298,7 +300,9 @@ class History:
         step_time = self.step_time()
         if step_time is None:
             return STALLED_OUTSIDE_STEPS_SECONDS
-        least = STALLED_OUTSIDE_STEPS_SECONDS if self.is_closing else STALLED_AFTER_SECONDS
+        least = STALLED_AFTER_SECONDS
+        if self.is_closing:  # with servers the first line of the table comes with much of the others done
+            least = max(STALLED_OUTSIDE_STEPS_SECONDS, STALLED_CLOSING_TIMES * self.closing_seconds)
         return max(least, STALLED_AFTER_STEPS * step_time)
 
     def stat(self, name: str) -> list[float]:
