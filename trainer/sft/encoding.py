@@ -102,11 +102,10 @@ class Encoder:
         text = self._text(read)
         parts = [self._text(section) for section in sections]
         ends = list(accumulate(map(len, parts)))
-        exact = "".join(parts) == text
-        if not exact:  # a border within a character, or a tokenizer that looks at what stands before
+        joined = "".join(parts) == text
+        if not joined:  # a border within a character, or a tokenizer that looks at what stands before
             ends = [len(self._text(read[:stop])) for stop in accumulate(map(len, sections))]
-
-        exact = exact and text == trace.context
+        exact = joined and text == trace.context
 
         def given_back(told: str) -> str:
             # A tokenizer that gives the document back, in pieces too, does so with what stands in it.
