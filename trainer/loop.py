@@ -36,7 +36,7 @@ from trainer.rollout.record import room_warning, write_rollouts
 from trainer.rollout.sampler import Sampler
 from trainer.rollout.samplers import SamplerParts, embedded_sampler, served_sampler
 from trainer.schedule import Schedule
-from trainer.sft.start import start_facts, summary_facts
+from trainer.start_mark import start_facts, summary_facts
 from trainer.tasks import leave_out_misfits, make_source
 from trainer.tasks.recall import NO_FACT
 from trainer.train.gpu_footprint import require_row_room

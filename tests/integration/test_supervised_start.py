@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from evalparts import chat_checkpoint
 from raycluster import FOLDER, end_processes_of, own_ports
 from realparts import write_jsonl
-from runs import ENVIRONMENT, Attempt, Forks, Trial, command
+from runs import ENVIRONMENT, Attempt, Forks, Trial, command, wait_for
 from vllmflags import FLAGS as VLLM_FLAGS
 from vllmserver import vllm_python
 
@@ -30,6 +31,7 @@ from clusterkit.ui.run_status import status_lines
 from tests.conftest import mini_hotpotqa_rows
 from tests.realparts import require
 from trainer.engines.process import free_port
+from trainer.serving import registry
 
 START_STEPS, STEPS = 4, 2
 SETTINGS: dict[str, Any] = {
@@ -265,21 +267,30 @@ def test_two_ranks_share_a_start(forks: Forks, new_run: NewRun, undisturbed: Tri
 
 
 @pytest.mark.long
-def test_servers_start_with_the_supervised_weights(tmp_path: Path, questions: Path) -> None:
+def test_servers_start_beside_the_supervised_start_and_sample_with_its_weights(tmp_path: Path, questions: Path) -> None:
     model = chat_checkpoint(tmp_path / "model", window=2048, hidden=128, heads=2)  # as large as vLLM's kernels want it
     servers = {"engine": "vllm", "python": vllm_python(), "flags": [*VLLM_FLAGS]}
-    more = {"train.total_steps": 1, "supervised.learning_rate": 1e-2, "algorithm.kl_coef": 0.01}
+    more = {"supervised.learning_rate": 1e-2, "algorithm.kl_coef": 0.01, "servers.restarts": 1}
     trial = make(tmp_path / "run", model, questions, servers=servers, **more)
+    folder = registry.folder_of(trial.paths.logs)
 
     running = command(trial, env={**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    assert wait_for(lambda: trial.records("step") or running.poll() is not None), trial.log()
+    [server] = registry.read(folder)
+    for process in psutil.Process(server.pid).children():  # its host starts it again, with the weights it began with
+        process.kill()
     said = running.communicate(timeout=900)
 
     assert running.returncode == 0, said
     assert start_steps(trial) == list(range(1, START_STEPS + 1))
     losses = trial.summary()["supervised"]["heldout_loss"]
     assert losses["before"] - losses["after"] > 0.1, "the weights are others now"
-    # What the server sampled with before anything was published is what the trainer computes.
-    assert trial.records("step")[0]["stats"]["behave_ratio_max_dev"] <= 1e-2
+    assert server.model == str(model)
+    assert server.started < (trial.paths.supervised.logs / "start.json").stat().st_mtime
+    assert trial.log().count("engine server server-0 joins") == 2
+    # What the server samples with is what the trainer computes: before anything was published, and started again.
+    for step in trial.records("step"):
+        assert step["stats"]["behave_ratio_max_dev"] <= 1e-2
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from servedrig import FAST, FaultyServer, write_model
 
 from trainer.config import RunConfig
+from trainer.config_parts import SupervisedConfig
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import ServerLostError, ServerPool
 from trainer.engines.served import ServedEngine
@@ -32,6 +33,7 @@ from trainer.serving import fleet as fleet_module
 from trainer.serving import registry
 from trainer.serving.fleet import Fleet
 from trainer.serving.keeper import LocalServers, with_other_weights
+from trainer.start_mark import mark_done
 
 
 @pytest.mark.parametrize(
@@ -131,10 +133,50 @@ def test_a_kept_server_of_another_base_is_started_anew(tmp_path: Path, monkeypat
     one = registry.Registration("server-0", "vllm", "/m", os.uname().nodename, host.pid, 1.0, "ready", adapters=4)
     registry.write(folder, replace(one, base="another"))
     begun: list[str] = []
-    servers = LocalServers(config, model)
+    servers = LocalServers(config)
     monkeypatch.setattr(servers._keeper, "_start", lambda name: begun.append(name) or host)
     with servers:
+        servers.start(model)
         assert (begun, host.wait(10) != 0) == (["server-0"], True)
+
+
+def test_a_server_with_the_weights_from_before_the_supervised_start_is_given_the_present_ones(tmp_path: Path) -> None:
+    before, after = folder_of(tmp_path / "before", 0), folder_of(tmp_path / "after", 1)
+    supervised = SupervisedConfig(dataset="traces.jsonl")
+    settings = (f"fileroot={tmp_path}", "servers.engine=vllm")
+    config = small_config(*settings).model_copy(update={"supervised": supervised})
+    folder, paths = registry.folder_of(RunPaths.of(config).logs), RunPaths.of(config).supervised
+    for path in (paths.logs, paths.checkpoints):
+        path.mkdir(parents=True)
+    for model in (paths.checkpoints, after):
+        (model / "config.json").write_text("{}")
+    mark_done(paths, {}, before, {})
+    dialect = make_dialect("sglang")
+
+    def loaded(stub: HttpStub) -> list[str]:
+        return [body["model_path"] for _, path, body in stub.seen if path == "/update_weights_from_disk"]
+
+    async def main() -> None:
+        engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, after, set())
+        fleet = Fleet(engine, folder, config)
+        async with HttpStub(server := FaultyServer()) as stub:
+            one = registry.Registration("server-0", "sglang", "/m", os.uname().nodename, 1, 1.0, "ready", stub.url)
+            one = replace(one, base=weights_digest(before))
+            registry.write(folder, one)
+            await fleet.look()
+            assert (fleet.usable(), loaded(stub)) == (1, [str(after)])
+            await engine.update_from_folder(folder_of(tmp_path / "v1", 2), 1)
+            server.version = 0  # as one that was killed and started again, with what it was started with
+            registry.write(folder, replace(one, started=2.0))
+            await fleet.look()
+            assert (fleet.usable(), loaded(stub)[1:]) == (1, [str(tmp_path / "v1")] * 2)
+            await engine.pool.close()
+
+    asyncio.run(main())
+    assert with_other_weights(config, after) == set()
+    adapters = small_config(*settings, "model.lora.rank=4").model_copy(update={"supervised": supervised})
+    started(folder, "server-0", weights_digest(before), 4)
+    assert with_other_weights(adapters, after) == {"server-0"}  # adapters belong to the weights of the start
 
 
 def test_a_server_of_another_base_is_refused_by_name(tmp_path: Path) -> None:
@@ -430,7 +472,10 @@ def test_servers_of_a_machine_or_container_that_is_gone_are_started_here(
             for name in ("server-0", "server-7"):
                 one = registry.Registration(name, "vllm", str(model), "a-pod-of-before", 7, 1.0, "ready", somebody.url)
                 registry.write(folder, replace(one, base=weights_digest(model)))
-            with LocalServers(config, model):
+            with LocalServers(config) as servers:
+                assert begun == []
+                servers.start(model)
+                servers.start(model / "another")  # they are there
                 assert begun == ["server-0"]
                 engine = ServedEngine(ServerPool(dialect.health_path, FAST), dialect, model, set())
                 await Fleet(engine, folder, config).look()

@@ -7,7 +7,7 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,14 @@ from trainer.engines.launching import check_options
 from trainer.engines.options import check_model, check_window
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
+from trainer.hf_folder import served_dtype
 from trainer.launch.rank_run import full_disk, set_threads
 from trainer.launch.ranks import RankedRun
 from trainer.launch.supervised import supervised_model
 from trainer.locks import HeldError, hold
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
-from trainer.placement import Place, first_training_gpu, gpus_per_server, local_places
+from trainer.placement import Place, first_training_gpu, gpus_per_server, local_places, served_rank
 from trainer.rewards.make import make_reward
 from trainer.runs import AnyRun, begin, is_complete, make_run
 from trainer.serving import registry
@@ -92,21 +93,17 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
     command = os.environ.get("CLUSTERKIT_COMMAND", "")
     try:
         monitor.record("start", command=command)
-        if config.model.path:  # before its GPUs are asked for: what is wrong with a model shows without any
-            check_run(config, model_folder(config, monitor, stop))
-        elif config.reward.name == "memalpha" and config.trainer.type != "sft":
-            make_reward(config)  # before minutes of warm-up: what is wrong with a judge shows now, too
-        if not on_ray(config):
-            require_gpus(config)
-        folder = model_folder(config, monitor, stop)
-        if not config.model.path:
-            check_run(config, folder)
+        folder = _checked_model(config, monitor, stop)
+        with LocalServers(config) if servers_here(config) else nullcontext() as servers:
 
-        def learn(settings: RunConfig, at: Start) -> None:
-            _ranks(settings, folder, monitor, number, stop, at).run()
+            def learn(settings: RunConfig, at: Start) -> None:
+                if servers and may_start_beside(config, folder):
+                    servers.start(folder)
+                _ranks(settings, folder, monitor, number, stop, at).run()
 
-        trained = supervised_model(config, folder, start, learn)
-        with servers(config, trained):
+            trained = supervised_model(config, folder, start, learn)
+            if servers:
+                servers.start(trained)
             run = _ranks(config, trained, monitor, number, stop, start)
             try:
                 run.run()
@@ -128,6 +125,20 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         with suppress(OSError):  # there is an error to be told already
             monitor.record("finish", status=status, global_step=step, message=message, crashed=crashed, command=command)
         monitor.close()
+
+
+def _checked_model(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:
+    """See `model_folder`; what is wrong with the run or this machine shows first. Raises UserError."""
+    if config.model.path:  # before its GPUs are asked for: what is wrong with a model shows without any
+        check_run(config, model_folder(config, monitor, stop))
+    elif config.reward.name == "memalpha" and config.trainer.type != "sft":
+        make_reward(config)  # before minutes of warm-up: what is wrong with a judge shows now, too
+    if not on_ray(config):
+        require_gpus(config)
+    folder = model_folder(config, monitor, stop)
+    if not config.model.path:
+        check_run(config, folder)
+    return folder
 
 
 def _ranks(
@@ -176,11 +187,19 @@ def on_ray(config: RunConfig) -> bool:
     return config.mode == "ray" and (config.ranks > 1 or config.gpus > 0)
 
 
-def servers(config: RunConfig, model: Path) -> AbstractContextManager[object]:
-    """The run's engine servers on this machine, while it lasts; nothing where it has none or Ray places them."""
-    if config.engine == "embedded" or on_ray(config):
-        return nullcontext()
-    return LocalServers(config, model)
+def servers_here(config: RunConfig) -> bool:
+    """Whether this process starts the run's engine servers: not where it has none, or Ray places them."""
+    return config.engine != "embedded" and not on_ray(config)
+
+
+def may_start_beside(config: RunConfig, model: Path) -> bool:
+    """Whether the run's servers may start beside its supervised start, with the weights that this begins with.
+
+    They start in a minute or two, and are given the new weights as they join. Not where they keep the weights that
+    adapters belong to, would hold these in another dtype, or have the GPUs' memory in turns with the trainer.
+    """
+    same = served_dtype(model) == config.model.dtype
+    return same and not served_rank(config) and not config.train.offload
 
 
 def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:

@@ -18,8 +18,9 @@ from trainer.errors import UserError
 from trainer.evaluate import check_lengths
 from trainer.files import write_atomic
 from trainer.paths import SUPERVISED, RunPaths
-from trainer.sft.start import MARK, SupervisedStart, find_supervised, require_batch, start_facts
+from trainer.sft.start import SupervisedStart, find_supervised, require_batch
 from trainer.staging import staged_folder
+from trainer.start_mark import MARK, start_facts
 from trainer.tasks import make_source
 
 log = logging.getLogger("trainer")

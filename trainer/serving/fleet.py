@@ -15,6 +15,7 @@ from trainer.errors import CrashError, RunError
 from trainer.hf_folder import weights_digest
 from trainer.placement import served_layers, served_rank, served_versions
 from trainer.serving import registry
+from trainer.serving.keeper import earlier_weights
 from trainer.serving.registry import Registration
 
 log = logging.getLogger("trainer")
@@ -46,6 +47,7 @@ class Fleet:
         self._hung: dict[tuple[str, float], str] = {}  # starts of servers that are to be started again, and why
         self._last: dict[str, str] = {}  # why servers left
         self._base = ""  # digest of the weights that the run begins with
+        self._before = ""  # of those that its supervised start began with
         self._layers: tuple[str, ...] = ()  # that its adapters are for
         self._doubtful: dict[str, float] = {}  # starts of servers whose weights may be torn
         self._ours: set[tuple[str, float]] = set()  # starts of servers that had their weights from this attempt
@@ -154,8 +156,10 @@ class Fleet:
             await self.engine.dialect.go_on(self.engine.pool, server)  # an update that was broken off left it paused
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
             # One that outlived an earlier attempt may hold other weights of a version's number, or torn ones: that
-            # attempt may have been killed between two tensors.
-            earlier = one.kept and (one.name, one.started) not in self._ours
+            # attempt may have been killed between two tensors. One that was started beside the supervised start, or
+            # again with the same model, holds those of before.
+            other = one.kept or one.base == self._before != ""
+            earlier = other and (one.name, one.started) not in self._ours
             if earlier or self._doubtful.get(one.name) == one.started:
                 server.version = UNKNOWN
             if server.version != self.engine.version and not self.engine.has_folder:
@@ -203,8 +207,10 @@ class Fleet:
         """
         if not self._base:
             self._layers = await asyncio.to_thread(served_layers, self.config, self.engine.model)
+            self._before = await asyncio.to_thread(earlier_weights, self.config)
             self._base = await asyncio.to_thread(weights_digest, self.engine.model)
-        if one.serves(self._base, served_rank(self.config), self._layers, served_versions(self.config)):
+        wanted = served_rank(self.config), self._layers, served_versions(self.config)
+        if one.serves(self._base, *wanted) or (self._before and one.serves(self._before, *wanted)):
             return ""
         return (
             f"it was started with other weights than the run begins with ({one.model}, now {self.engine.model}), "

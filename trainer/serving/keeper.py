@@ -24,6 +24,7 @@ from trainer.paths import RunPaths
 from trainer.placement import local_places, served_layers, served_rank, served_versions
 from trainer.serving import registry
 from trainer.serving.registry import Registration
+from trainer.start_mark import digest_before
 
 log = logging.getLogger("trainer")
 
@@ -150,19 +151,24 @@ class HostKeeper:
 
 
 class LocalServers:
-    """The run's servers on this machine: a context manager that starts those that are missing and restarts killed ones.
+    """The run's servers on this machine: starts those that are missing, when it is told to, and restarts killed ones.
 
-    At its end it ends them, unless they are to stay (servers.shutdown_on_exit). model: folder of the weights.
+    A context manager: at its end it ends them, unless they are to stay (servers.shutdown_on_exit).
     """
 
-    def __init__(self, config: RunConfig, model: Path) -> None:
-        self.config, self.model = config, model
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
         self.folder = registry.folder_of(RunPaths.of(config).logs)
         self.kept = not config.serving.shutdown_on_exit
         self._places = {place.name: place for place in local_places(config)}
         self._keeper = HostKeeper(self.folder, config.serving.restarts, self._start)
+        self._model: Path | None = None
 
-    def __enter__(self) -> LocalServers:
+    def start(self, model: Path) -> None:
+        """Start the missing ones, the first time that it is called. model: folder of the weights."""
+        if self._model is not None:
+            return
+        self._model = model
         for one in registry.read(self.folder):  # servers of mode=local listen for their own machine alone
             if one.name in self._places and not one.here:
                 log.warning(
@@ -171,7 +177,7 @@ class LocalServers:
                 )  # fmt: skip
                 registry.remove(self.folder, one.name)
         running = clear_dead(self.folder)
-        if others := running & self._places.keys() & with_other_weights(self.config, self.model):
+        if others := running & self._places.keys() & with_other_weights(self.config, model):
             end_hosts(self.folder, others)
             running -= others
         config_file(self.config, self.folder)
@@ -180,11 +186,13 @@ class LocalServers:
                 log.info("%s is there already: it is used again", name)
             self._keeper.keep(name, running=name in running)
         self._keeper.watch()
+
+    def __enter__(self) -> LocalServers:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._keeper.close()
-        if not self.kept:
+        if self._model is not None and not self.kept:
             hosts = [host for host in self._keeper.hosts.values() if host is not None]
             for host in hosts:
                 host.terminate()
@@ -194,7 +202,8 @@ class LocalServers:
                     host.wait(END_SECONDS)
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        command = host_command(self.folder / CONFIG, self.model, name, self.kept, tied=not self.kept)
+        assert self._model is not None
+        command = host_command(self.folder / CONFIG, self._model, name, self.kept, tied=not self.kept)
         command = placed(command, self._places[name].gpus, "127.0.0.1")
         return start_host(command, self.folder / f"{name}.host.log", tied=not self.kept)
 
@@ -213,16 +222,25 @@ def clear_dead(folder: Path) -> set[str]:
 def with_other_weights(config: RunConfig, model: Path) -> set[str]:
     """Names of the run's servers that an earlier attempt started with other weights than this one begins with.
 
-    model: folder of these.
+    model: folder of these. Servers with those that the supervised start began with are given these as they join.
     """
     servers = registry.read(registry.folder_of(RunPaths.of(config).logs))
     if not servers:
         return set()
-    wanted = weights_digest(model), served_rank(config), served_layers(config, model), served_versions(config)
-    found = {one.name for one in servers if not one.serves(*wanted)}
+    wanted = served_rank(config), served_layers(config, model), served_versions(config)
+    bases = {weights_digest(model), earlier_weights(config)} - {""}
+    found = {one.name for one in servers if not any(one.serves(base, *wanted) for base in bases)}
     for name in sorted(found):
         log.warning("%s was started with other weights than those of %s, or for other adapters", name, model)
     return found
+
+
+def earlier_weights(config: RunConfig) -> str:
+    """Digest of the weights that the run's supervised start began with, where servers of these may be given its own.
+
+    Empty without such a start, and where servers keep the weights that adapters belong to.
+    """
+    return "" if not config.supervised.dataset or served_rank(config) else digest_before(RunPaths.of(config))
 
 
 def end_hosts(folder: Path, names: set[str] | None = None) -> list[str]:

@@ -6,8 +6,6 @@ start.json there says with which settings, and its recover checkpoints, which no
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,10 @@ from trainer.config_parts import EvalConfig, RolloutConfig, TrainerConfig
 from trainer.config_servers import EmbeddedConfig
 from trainer.config_tasks import SftConfig
 from trainer.errors import UserError
-from trainer.files import write_atomic
 from trainer.paths import RunPaths
+from trainer.start_mark import start_facts
 from trainer.tasks.examples import load_examples
 
-MARK = "start.json"
 _KEPT = (
     "preset",
     "experiment_name",
@@ -157,25 +154,3 @@ def find_supervised(config: RunConfig, goes_on: bool) -> SupervisedStart:
         return SupervisedStart(own, paths, find_start(own, paths.recover), {})
     except UserError as error:
         raise UserError(f"supervised start: {error}") from None
-
-
-def start_facts(paths: RunPaths) -> dict[str, Any]:
-    """What start.json says; empty where it or the checkpoint is missing. paths: of the supervised start."""
-    try:
-        facts = json.loads((paths.logs / MARK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    whole = isinstance(facts, dict) and "fingerprint" in facts and (paths.checkpoints / "config.json").is_file()
-    return facts if whole else {}
-
-
-def mark_done(paths: RunPaths, settings: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write start.json, then remove the recover checkpoints. paths, settings (with data): of the start."""
-    write_atomic(paths.logs / MARK, json.dumps({"fingerprint": settings, **facts}, indent=1))
-    shutil.rmtree(paths.recover, ignore_errors=True)
-
-
-def summary_facts(run: RunPaths) -> dict[str, Any]:
-    """What a run's summary says of its supervised start; nothing where it had none."""
-    facts = start_facts(run.supervised)
-    return {"supervised": {key: value for key, value in facts.items() if key != "fingerprint"}} if facts else {}

@@ -15,7 +15,7 @@ from trainer.errors import InterruptedRunError
 from trainer.metrics import Monitor, log_file, make_sinks
 from trainer.paths import RunPaths
 from trainer.sft.loop import SftRun
-from trainer.sft.start import mark_done
+from trainer.start_mark import mark_done
 
 PHASE = "supervised"
 RECORD_EVERY_S = 1.0
@@ -31,6 +31,7 @@ class StartRun(SftRun):
         paths = RunPaths.of(attempt.config).supervised
         own = StartMonitor(attempt.monitor, attempt.config, paths.logs if attempt.world.is_main else None)
         super().__init__(replace(attempt, monitor=own))
+        self._began_with = attempt.model_folder
         self.paths, self.store = paths, RecoverStore(paths.recover, self.writer)
 
     def run(self) -> None:
@@ -54,7 +55,8 @@ class StartRun(SftRun):
         super()._close(**facts)
         if self.world.is_main:
             told = {"global_step": self.state.global_step, "seconds": round(self.state.seconds, 3), **facts}
-            mark_done(self.paths, self.fingerprint, {**told, "checkpoint": str(self.paths.checkpoints)})
+            told["checkpoint"] = str(self.paths.checkpoints)
+            mark_done(self.paths, self.fingerprint, self._began_with, told)
 
 
 class StartMonitor(Monitor):
