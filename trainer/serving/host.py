@@ -21,12 +21,12 @@ from trainer.engines.launching import check_options, launch
 from trainer.engines.options import MEMORY_SAVER, ServerOptions
 from trainer.engines.process import ServerProcess, ServerStartError
 from trainer.errors import UserError
-from trainer.hf_folder import weights_digest
 from trainer.placement import EVERY_LAYER, gives_memory_away, served_layers, served_rank, served_versions
 from trainer.serving import registry
 from trainer.serving.keeper import STEADY_SECONDS
 from trainer.serving.orphan_processes import end_leftovers, mark
 from trainer.serving.registry import Registration
+from trainer.start_mark import digest_of
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class ServerHost:
         failures = 0
         try:
             while True:
-                base = await asyncio.to_thread(_digest, self.options.model)  # before it reads them
+                base = await asyncio.to_thread(digest_of, self.options.model)  # before it reads them
                 self._register(state="starting", started=time.time(), url="", base=base)
                 began = time.monotonic()
                 reason = await self._serve()
@@ -153,14 +153,6 @@ class ServerHost:
         registry.write(self.folder, self.registration)
 
 
-def _digest(model: Path) -> str:
-    """Digest of the weights; empty where they cannot be read, which the server itself will say."""
-    try:
-        return weights_digest(model)
-    except (OSError, ValueError):
-        return ""
-
-
 def server_options(
     config: RunConfig, model: Path, log: Path, name: str, gpus: tuple[int, ...], address: str
 ) -> ServerOptions:
@@ -189,9 +181,11 @@ def server_options(
 
 
 def expected_requests(config: RunConfig) -> int:
-    """Requests that a server of a run gets at a time: its share of a step's trajectories, and of what groups share."""
+    """Requests that a server of a run gets at a time: its share of the trajectories that may be under way, those of the
+    next steps too with rollout.max_staleness, and of what groups share.
+    """
     r = config.rollout
-    groups = -(-r.batch_size // config.num_servers)
+    groups = -(-r.batch_size * (1 + r.max_staleness) // config.num_servers)
     return groups * (r.group_size + (1 if r.share_prefixes else 0))
 
 
