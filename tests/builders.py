@@ -220,10 +220,12 @@ class ScriptedEngine:
         self.stop_id = stop_id
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
+        self.keys: set[str] = set()
 
     async def generate(self, prompt_ids: list[int], params: SamplingParams, *, key: str = "") -> Completion:
         self.prompts.append(list(prompt_ids))
         self.params.append(params)
+        self.keys.add(key)
         ids = next(self.responses)
         return Completion(ids, [-1.0] * len(ids), "stop" if ids[-1] == self.stop_id else "length", 0)
 

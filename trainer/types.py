@@ -52,6 +52,11 @@ class Task:
     questions: tuple[Question, ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """Of requests about this text: evaluations may ask one question about several texts at once."""
+        return f"{self.id} {len(self.context)} {len(self.chunks)}"
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

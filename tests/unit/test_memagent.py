@@ -146,6 +146,14 @@ def test_limits_seeds_and_bans_of_each_turn() -> None:
     assert {p.temperature for p in engine.params} == {0.0}
 
 
+def test_requests_about_one_text_have_a_key_that_those_about_another_one_do_not_have() -> None:
+    """A question is evaluated among several numbers of documents at once: only what begins alike waits for another."""
+    keys = [run(make_agent(), task(length), [[*ids("w40"), EOS]] * 4)[1].keys for length in (8, 8, 9)]
+
+    assert [len(each) for each in keys] == [1, 1, 1]
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_ids_sent_are_ids_trained_on() -> None:
     """With the real engine: over a hundred sampled turns, what went in and out is exactly what the rows hold."""
     parts = small_parts("rollout.batch_size=8")
@@ -171,7 +179,8 @@ class Announced(ScriptedEngine):
         self.heard: list[list[int]] = []
 
     def prefetch(self, prefix_ids: list[int], *, key: str = "") -> None:
-        assert key == "t"
+        self.keys.add(key)
+        assert len(self.keys) == 1  # that of the requests
         self.heard.append(prefix_ids)
         assert len(self.heard) <= len(self.prompts) + 2, "a section is announced one turn ahead, not earlier"
 

@@ -18,7 +18,8 @@ from trainer.errors import UserError
 from trainer.evaluate import bootstrap_interval
 from trainer.launch.supervised import supervised_model
 from trainer.paths import RunPaths
-from trainer.sft.start import is_start, require_examples, start_config, start_facts
+from trainer.sft.start import is_start, require_examples, start_config
+from trainer.start_mark import start_facts
 
 PLACES = ("task.path=/questions", "fileroot=/runs")
 

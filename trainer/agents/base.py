@@ -66,7 +66,7 @@ class TurnSampler:
             seed=self.options.seed_of_turn(len(self.turns)),
             banned_token_ids=self.options.banned_final_ids if final else (),
         )
-        completion = await self.engine.generate(prompt, params, key=self.task.id)
+        completion = await self.engine.generate(prompt, params, key=self.task.key)
         self.turns.append(Turn(kind, prompt, completion))
         if completion.finish_reason == "length":
             self.counters["truncated_final" if final else "truncated_memory"] += 1

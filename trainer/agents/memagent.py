@@ -163,4 +163,4 @@ class MemAgent:
         template = self.prompts.update
         if number < len(prepared.chunks) and template.stands_before("section", "memory"):
             known = {"problem": prepared.question, "section": prepared.chunks[number]}
-            engine.prefetch(template.beginning(known), key=prepared.task.id)
+            engine.prefetch(template.beginning(known), key=prepared.task.key)
