@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from builders import ScriptedEngine, byte_tokenizer
 
@@ -16,15 +18,16 @@ from clusterkit.data.datasets.distractors import distractors_of
 from trainer.agents.base import RolloutOptions
 from trainer.agents.memagent import MemAgent
 from trainer.config import RunConfig
+from trainer.config_agents import MemalphaAgentConfig
 from trainer.config_tasks import SftConfig
-from trainer.errors import UserError
+from trainer.errors import CrashError, UserError
 from trainer.sft.encoding import Encoder, oracle_memories, whole_memory
 from trainer.sft.rows import RowMaker
 from trainer.tasks.evidence import MOST_SENTENCES
 from trainer.tasks.examples import Example, load_examples
 from trainer.tasks.hotpotqa_data import Document, Question, render
 from trainer.train.model import load_tokenizer
-from trainer.types import Row, Task
+from trainer.types import Task
 from trainer.warmup.tiny import untrained_model
 
 TOKENIZER = byte_tokenizer()
@@ -143,26 +146,43 @@ def test_a_section_may_end_within_a_character(tmp_path: Path) -> None:
     assert texts(rows)[:2] == ["Rose: Rose was born in Ö", f"Rose: {second.strip()}"]
 
 
-@pytest.mark.parametrize("threads", [1, 3, 8])
-def test_threads_make_the_rows_of_one_in_the_order_of_the_examples(tmp_path: Path, threads: int) -> None:
+@pytest.mark.parametrize("processes", [0, 2])
+def test_processes_make_the_rows_of_one_in_the_order_of_the_examples(tmp_path: Path, processes: int) -> None:
     changes: list[dict[str, Any]] = [{}, {"problem": "?" * 65}, MISLED, {"context": ""}, {"problem": "Where?"}]
     examples = [example(tmp_path, **one) for one in changes]
     settings = config(max_memory_tokens=40)
     encoder = Encoder(settings, TOKENIZER)
     expected = [row for number, one in enumerate(examples) for row in encoder.rows(one, number)]
     longest = max(row.num_tokens for row in expected)
-    maker = RowMaker(settings, TOKENIZER, threads)
+    maker = RowMaker(settings, TOKENIZER, processes)
     made, shorter = maker.begin(examples, longest).result(), maker.begin(examples, longest - 1).result()
     maker.close()
 
-    def told(rows: list[Row]) -> list[tuple[list[int], list[int], int]]:
-        return [(row.prompt_ids, row.response_ids, row.trajectory) for row in rows]
-
-    assert told(made.rows) == told(expected)
+    assert made.rows == expected
     assert (made.misfits, made.long_memories) == (encoder.misfits, encoder.long_memories)
     assert (made.misfits, made.misfit) == (1, encoder.misfit)
-    assert told(shorter.rows) == told([row for row in expected if row.num_tokens < longest])
+    assert shorter.rows == [row for row in expected if row.num_tokens < longest]
     assert (shorter.too_long, shorter.longest) == (len(expected) - len(shorter.rows), longest)
+
+
+def test_a_process_that_makes_rows_bears_ctrl_c_and_its_death_is_told(tmp_path: Path) -> None:
+    examples = [example(tmp_path)]
+    maker = RowMaker(config(), TOKENIZER, 1)
+    (process,) = psutil.Process().children()
+    process.send_signal(signal.SIGINT)  # as a terminal does to all processes in front
+    assert maker.begin(examples, 1000).result().rows
+    process.kill()
+    with pytest.raises(CrashError, match="was ended by SIGKILL: did the machine run out of memory"):
+        maker.begin(examples, 1000).result()
+    maker.close()
+
+
+def test_what_is_wrong_with_examples_is_told_from_a_process_too(tmp_path: Path) -> None:
+    settings = config()
+    maker = RowMaker(settings.model_copy(update={"agent": MemalphaAgentConfig(name="memalpha")}), TOKENIZER, 1)
+    with pytest.raises(UserError, match=r"which agent\.name=memagent learns from, not memalpha"):
+        maker.begin([example(tmp_path)], 1000).result()
+    maker.close()
 
 
 def test_without_a_document_there_is_the_last_turn_alone(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from trainer.files import write_atomic
 from trainer.metrics import eval_scalars
 from trainer.rollout.batch import set_weights
 from trainer.schedule import Schedule
-from trainer.sft.rows import Encoded, Making, RowMaker
+from trainer.sft.rows import Encoded, Making, RowMaker, processes_of
 from trainer.tasks.examples import Example, load_examples
 from trainer.train.learner import Learner, StepAbandonedError, StepStats
 from trainer.train.loading import Origin
@@ -83,7 +83,7 @@ class SftRun(SteppedRun):
         config, model_folder, world = attempt.config, attempt.model_folder, attempt.world
         self.examples = load_examples(config.examples)
         self.tokenizer = load_tokenizer(model_folder)
-        self._maker = RowMaker(config, self.tokenizer)
+        self._maker = RowMaker(config, self.tokenizer, processes_of(config) if world.device.type == "cuda" else 0)
         origin = Origin(model_folder, config, world)
         self.longest = min(context_window(origin.lm, config.model), config.train.max_tokens_per_mb)
         self.course = Schedule.of(config, len(self.examples.train))

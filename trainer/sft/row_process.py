@@ -1,0 +1,40 @@
+"""`python -m trainer.sft.row_process FD`: makes rows of examples until its pipe is closed.
+
+It is given the configuration and the tokenizer, then parts of steps (`trainer.sft.rows.Part`), and gives back what it
+made of each, or the exception.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from trainer.sft.encoding import Encoder
+from trainer.sft.rows import Encoded, make
+
+
+def main() -> None:
+    """Entry point."""
+    pipe = Connection(int(sys.argv[1]))
+    encoder: Encoder | None = None
+    with suppress(EOFError, OSError):  # the trainer has ended: nobody wants what is under way
+        while True:
+            data = pipe.recv_bytes()
+            found: Encoded | Exception | None = None
+            try:
+                told = pickle.loads(data)
+                if encoder is None:
+                    encoder = Encoder(*told)
+                else:
+                    found = make(encoder, told)
+                    for row in found.rows:
+                        row.ids  # noqa: B018 (made once, here)
+            except Exception as error:
+                found = error
+            pipe.send_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
