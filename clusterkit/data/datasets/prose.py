@@ -26,7 +26,7 @@ _EMPHASIS = re.compile(
 _MARK = re.compile(r"(?:(?<=[.!?\"\u201d\u2019')])|^)\s*(?:\[\d{1,3}\]\s*)+(?=[\"\u201c\u2018'(]?[A-Z]|$)")
 _FOOTNOTE = re.compile(r"\s*\[\^[\w-]+\]:?")
 _GLUED = re.compile(
-    r"(?<![\w./@:-])(?P<word>[\w\u2019'-]*[\w)])[.!?]+(?P<closed>[\"\u201d\u2019)\]]*)"
+    r"(?<![\w./@:-])(?P<word>[\w\u2019'-]{0,60}[\w)])[.!?]+(?P<closed>[\"\u201d\u2019)\]]*)"
     r"(?P<opened>[\"\u201c\u2018(]?)(?=(?P<next>[A-Z][a-z\u2019']*)(?:[\s,;:.!?-]|$))"
 )
 _DATED = re.compile(
