@@ -44,6 +44,9 @@ class ServerConfig(Section):
     """embedded: parameter dtype on a GPU; on a CPU always float32."""
     concurrency: Annotated[int, Field(ge=0)] = 0
     """Most requests in flight; 0: 256 per server, 32 for the embedded engine."""
+    prefill_delay_ms: Annotated[float, Field(ge=0)] = 0.0
+    """SGLang: for so long prompts wait for others, so that passes over them hold sampling up less often; 0: not at all.
+    `clusterkit eval` takes that of the run which wrote the checkpoint (servers.prefill_delay_ms)."""
     flags: list[str] = []  # noqa: RUF012 (pydantic copies it)
     """Further options of the server's own command line."""
     python: str = ""

@@ -145,6 +145,7 @@ async def _servers(config: EvalConfig, kind: str, folder: Path, tokenizer: Any, 
             gpus=gpus,
             memory_fraction=server.memory_fraction,
             context_length=server.context_length,
+            prefill_delay_ms=server.prefill_delay_ms if kind == "sglang" else 0.0,  # vLLM has no such thing
             flags=tuple(server.flags),
             start_seconds=server.start_seconds,
             python=_interpreter(server, kind),

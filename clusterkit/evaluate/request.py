@@ -172,7 +172,8 @@ def make_request(values: dict[str, Any], settings: RunConfig | None, assignments
         if not settings.judge.url:
             folder = judges_folder(settings.fileroot, user_name(), settings.experiment_name, settings.trial_name)
             tree["judge"]["url"] = ",".join(judge_urls(folder))
-    tree |= values
+        tree["server"] = {"prefill_delay_ms": getattr(settings.servers, "prefill_delay_ms", 0.0)}
+    tree |= {**values, "server": tree.get("server", {}) | values.get("server", {})}
     typed = set[str]()
     for assignment in assignments:
         key, equals, text = assignment.partition("=")

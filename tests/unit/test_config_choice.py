@@ -223,6 +223,18 @@ def test_an_evaluation_takes_the_runs_settings_and_refuses_those_of_others() -> 
     ]
 
 
+def test_servers_of_an_evaluation_hold_prompts_back_as_long_as_the_runs() -> None:
+    settings = resolve("135M_read").config
+    values = {**REQUEST, "server": {"engine": "sglang", "gpus": 1}}
+
+    held = make_request(values, settings, []).server
+    assert (held.prefill_delay_ms, held.engine, held.gpus) == (settings.serving.prefill_delay_ms, "sglang", 1)
+    assert held.prefill_delay_ms > 0
+    assert make_request(values, settings, ["server.prefill_delay_ms=0"]).server.prefill_delay_ms == 0
+    assert make_request(REQUEST, resolve("tiny").config, []).server.prefill_delay_ms == 0
+    assert make_request(values, None, []).server.prefill_delay_ms == 0
+
+
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [

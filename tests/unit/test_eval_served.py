@@ -16,8 +16,8 @@ from evalparts import chat_checkpoint, problems_config, problems_file
 from httpstub import Answer, Hang, HttpStub
 from servedrig import FaultyServer
 
-from evaluation.config import EvalConfig
-from evaluation.engines import Opened
+from evaluation.config import EvalConfig, ServerConfig
+from evaluation.engines import Opened, open_engine
 from evaluation.grade import Grader
 from evaluation.methods import make_reader
 from evaluation.plan import make_rows
@@ -130,6 +130,31 @@ def test_a_server_that_comes_back_with_other_weights_is_not_asked(
         return back
 
     assert asyncio.run(run()) is not replaced
+
+
+@pytest.mark.parametrize(("kind", "held"), [("sglang", 80.0), ("vllm", 0.0)])
+def test_servers_are_started_with_the_time_for_which_prompts_wait(
+    kind: str, held: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = chat_checkpoint(tmp_path / "model")
+    config = problems_config(model, problems_file(tmp_path), tmp_path / "out")
+    config = config.model_copy(update={"server": ServerConfig(prefill_delay_ms=80.0)})
+    started: list[ServerOptions] = []
+
+    async def launch(_: object, options: ServerOptions) -> Any:
+        started.append(options)
+        raise ServerStartError("there is no GPU here")
+
+    monkeypatch.setattr("evaluation.servers.launch", launch)
+    monkeypatch.setattr("evaluation.engines.visible_gpus", lambda: 1)
+
+    async def run() -> None:
+        async with open_engine(config, kind, model, load_tokenizer(model), tmp_path, lambda: False):
+            pass
+
+    with pytest.raises(RunError, match="there is no GPU here"):
+        asyncio.run(run())
+    assert {options.prefill_delay_ms for options in started} == {held}
 
 
 def test_a_server_that_does_not_start_again_is_given_up_after_so_many_tries(
