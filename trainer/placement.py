@@ -43,6 +43,15 @@ def first_training_gpu(config: RunConfig) -> int:
     return config.num_servers * gpus_per_server(config)
 
 
+def shared_gpus(config: RunConfig, start: RunConfig) -> set[int]:
+    """GPUs of this machine, by number, that the run's servers and its supervised start both use.
+
+    start: the supervised start as a run of its own, which has no servers.
+    """
+    first = first_training_gpu(start)
+    return {gpu for place in local_places(config) for gpu in place.gpus} & set(range(first, first + start.ranks))
+
+
 def serves_adapters(config: RunConfig) -> bool:
     """Whether servers keep the base's weights and load adapters alone (`weights.adapters`)."""
     chosen = config.weights.adapters

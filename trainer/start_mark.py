@@ -25,14 +25,14 @@ def start_facts(paths: RunPaths) -> dict[str, Any]:
     return facts if whole else {}
 
 
-def mark_done(paths: RunPaths, settings: dict[str, Any], model: Path, facts: dict[str, Any]) -> None:
+def mark_done(paths: RunPaths, settings: dict[str, Any], began_with: str, facts: dict[str, Any]) -> None:
     """Write start.json, then remove the recover checkpoints.
 
     Args:
         paths, settings (with data): of the start.
-        model: folder of the weights that it began with.
+        began_with: digest of the weights that it began with, taken then: what servers beside it were started with.
     """
-    told = {"fingerprint": settings, BEGAN_WITH: digest_of(model), **facts}
+    told = {"fingerprint": settings, BEGAN_WITH: began_with, **facts}
     write_atomic(paths.logs / MARK, json.dumps(told, indent=1))
     shutil.rmtree(paths.recover, ignore_errors=True)
 

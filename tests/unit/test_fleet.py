@@ -150,7 +150,7 @@ def test_a_server_with_the_weights_from_before_the_supervised_start_is_given_the
         path.mkdir(parents=True)
     for model in (paths.checkpoints, after):
         (model / "config.json").write_text("{}")
-    mark_done(paths, {}, before, {})
+    mark_done(paths, {}, weights_digest(before), {})
     dialect = make_dialect("sglang")
 
     def loaded(stub: HttpStub) -> list[str]:
@@ -170,6 +170,10 @@ def test_a_server_with_the_weights_from_before_the_supervised_start_is_given_the
             registry.write(folder, replace(one, started=2.0))
             await fleet.look()
             assert (fleet.usable(), loaded(stub)[1:]) == (1, [str(tmp_path / "v1")] * 2)
+            server.version = 0  # and again, when its host could not read the weights to tell which they are
+            registry.write(folder, replace(one, started=3.0, base=""))
+            await fleet.look()
+            assert (fleet.usable(), loaded(stub)[3:]) == (1, [str(tmp_path / "v1")])
             await engine.pool.close()
 
     asyncio.run(main())

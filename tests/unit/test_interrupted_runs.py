@@ -52,7 +52,7 @@ def test_before_its_first_step_a_run_says_whether_its_supervised_start_is_kept(
         for folder in (start.logs, start.checkpoints):
             folder.mkdir(parents=True)
         (start.checkpoints / "config.json").write_text("{}")
-        mark_done(start, {}, start.checkpoints, {})
+        mark_done(start, {}, "", {})
 
     with pytest.raises(InterruptedRunError, match=re.escape(f"interrupted after step 0: {kept} goes on from there")):
         run.run()

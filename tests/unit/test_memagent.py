@@ -152,6 +152,7 @@ def test_requests_about_one_text_have_a_key_that_those_about_another_one_do_not_
 
     assert [len(each) for each in keys] == [1, 1, 1]
     assert keys[0] == keys[1] != keys[2]
+    assert len({Task("t", "q", ("a",), chunks=("x",) * count).key for count in (1, 2)}) == 2
 
 
 def test_ids_sent_are_ids_trained_on() -> None:

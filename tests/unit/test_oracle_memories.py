@@ -180,8 +180,9 @@ def test_a_process_that_makes_rows_bears_ctrl_c_and_its_death_is_told(tmp_path: 
 def test_what_is_wrong_with_examples_is_told_from_a_process_too(tmp_path: Path) -> None:
     settings = config()
     maker = RowMaker(settings.model_copy(update={"agent": MemalphaAgentConfig(name="memalpha")}), TOKENIZER, 1)
-    with pytest.raises(UserError, match=r"which agent\.name=memagent learns from, not memalpha"):
+    with pytest.raises(UserError, match=r"which agent\.name=memagent learns from, not memalpha") as refusal:
         maker.begin([example(tmp_path)], 1000).result()
+    assert "in _turns" in "".join(refusal.value.__notes__), "where it was raised"
     maker.close()
 
 

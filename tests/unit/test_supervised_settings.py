@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from clusterkit.capacity.plan import RunPlan
 from clusterkit.config.resolve import resolve
@@ -16,7 +19,7 @@ from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.evaluate import bootstrap_interval
-from trainer.launch.supervised import supervised_model
+from trainer.launch.supervised import LITTLE, may_start_beside, supervised_model
 from trainer.paths import RunPaths
 from trainer.sft.start import is_start, require_examples, start_config
 from trainer.start_mark import start_facts
@@ -175,3 +178,33 @@ def test_a_folder_that_is_not_there_is_told_from_one_without_traces(tmp_path: Pa
     config = resolve("135M_read", None, (f"task.path={tmp_path / folder}",)).config
     with pytest.raises(UserError, match=said):
         require_examples(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "beside"),
+    [
+        ((), True),  # they share a GPU, of which so small a training takes little
+        (("n_gpus_per_node=2", "allocation_mode=sglang:d1+fsdp:d1"), True),
+        (("n_gpus_per_node=2", "allocation_mode=sglang:d1+fsdp:d1", "train.offload=true"), True),
+        (("n_gpus_per_node=2", "allocation_mode=", "servers.engine=sglang"), False),  # the start trains on theirs
+        (("train.offload=true",), False),
+        (("model.dtype=float32",), False),
+        (("model.lora.rank=8", "weights.adapters=alone"), False),
+        (("model.lora.rank=8", "weights.adapters=merged"), True),
+    ],
+)
+def test_servers_start_beside_a_start_where_neither_memory_nor_weights_are_in_the_way(
+    settings: tuple[str, ...], beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"a": torch.zeros(8, 8)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    gpu = SimpleNamespace(total_memory=16 * 64 / LITTLE)  # a stand-in: there is none here
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    config = resolve("135M_read", None, [f"task.path={tmp_path}", *settings]).config
+
+    assert may_start_beside(config, start_config(config), tmp_path) is beside
+    gpu.total_memory -= 1
+    shares = config.allocation is not None and config.allocation.colocated
+    assert may_start_beside(config, start_config(config), tmp_path) is (beside and not shares)
+    (tmp_path / "torn.safetensors").write_bytes(b"")  # nobody could say later what servers were started with
+    assert not may_start_beside(config, start_config(config), tmp_path)

@@ -57,9 +57,9 @@ class ServedEngine:
     Args:
         pool: the servers; give each to `join`.
         dialect: of their kind, see `make_dialect`.
-        model: the folder that the servers were started with; published folders must hold the same tensors.
+        model: the folder of the weights that the run begins with; published folders must hold the same tensors.
         stop_ids: token ids that end a response, beside the model's own.
-        version: of the weights that `model` holds, and the servers with it.
+        version: of the weights that `model` holds.
 
     Attributes:
         versions: adapters that servers can use beside one another.

@@ -25,14 +25,13 @@ from trainer.engines.launching import check_options
 from trainer.engines.options import check_model, check_window
 from trainer.errors import CrashError, InterruptedRunError, RunError, UserError
 from trainer.files import disk_error, is_full
-from trainer.hf_folder import served_dtype
 from trainer.launch.rank_run import full_disk, set_threads
 from trainer.launch.ranks import RankedRun
-from trainer.launch.supervised import supervised_model
+from trainer.launch.supervised import may_start_beside, supervised_model
 from trainer.locks import HeldError, hold
 from trainer.metrics import Monitor, make_sinks, open_log
 from trainer.paths import RunPaths, cache_folder, new_attempt
-from trainer.placement import Place, first_training_gpu, gpus_per_server, local_places, served_rank
+from trainer.placement import Place, first_training_gpu, gpus_per_server, local_places
 from trainer.rewards.make import make_reward
 from trainer.runs import AnyRun, begin, is_complete, make_run
 from trainer.serving import registry
@@ -97,7 +96,7 @@ def _attempt(config: RunConfig, paths: RunPaths, start: Start, stop: StopFlag) -
         with LocalServers(config) if servers_here(config) else nullcontext() as servers:
 
             def learn(settings: RunConfig, at: Start) -> None:
-                if servers and may_start_beside(config, folder):
+                if servers and may_start_beside(config, settings, folder):
                     servers.start(folder)
                 _ranks(settings, folder, monitor, number, stop, at).run()
 
@@ -190,16 +189,6 @@ def on_ray(config: RunConfig) -> bool:
 def servers_here(config: RunConfig) -> bool:
     """Whether this process starts the run's engine servers: not where it has none, or Ray places them."""
     return config.engine != "embedded" and not on_ray(config)
-
-
-def may_start_beside(config: RunConfig, model: Path) -> bool:
-    """Whether the run's servers may start beside its supervised start, with the weights that this begins with.
-
-    They start in a minute or two, and are given the new weights as they join. Not where they keep the weights that
-    adapters belong to, would hold these in another dtype, or have the GPUs' memory in turns with the trainer.
-    """
-    same = served_dtype(model) == config.model.dtype
-    return same and not served_rank(config) and not config.train.offload
 
 
 def model_folder(config: RunConfig, monitor: Monitor, stop: StopFlag) -> Path:

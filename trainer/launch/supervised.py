@@ -1,10 +1,11 @@
-"""The supervised start of an attempt: made before its servers start, so that all of the run begins with its weights."""
+"""The supervised start of an attempt: made before reinforcement, so that all of this begins with its weights."""
 
 from __future__ import annotations
 
 import gc
 import json
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,19 @@ from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.evaluate import check_lengths
 from trainer.files import write_atomic
+from trainer.hf_folder import served_dtype, tensor_shapes
 from trainer.paths import SUPERVISED, RunPaths
+from trainer.placement import served_rank, shared_gpus
 from trainer.sft.start import SupervisedStart, find_supervised, require_batch
 from trainer.staging import staged_folder
-from trainer.start_mark import MARK, start_facts
+from trainer.start_mark import MARK, digest_of, start_facts
 from trainer.tasks import make_source
+from trainer.train.gpu_footprint import STATE_BYTES
 
 log = logging.getLogger("trainer")
+
+LITTLE = 0.05
+"""Share of a GPU's memory. SmolLM2-135M's weights and optimizer take 0.02 of an H200; with activations it is 0.13."""
 
 Learn = Callable[[RunConfig, Start], None]
 """Runs a configuration from where it stands to its end."""
@@ -63,6 +70,26 @@ def supervised_model(config: RunConfig, model: Path, start: Start, learn: Learn)
     _free_memory()
     log.info(f"Supervised start: {found.paths.checkpoints} is what reinforcement starts from.")
     return found.paths.checkpoints
+
+
+def may_start_beside(config: RunConfig, start: RunConfig, model: Path) -> bool:
+    """Whether the run's servers may start beside its supervised start, with the weights that this begins with.
+
+    They start in a minute or two, and are given the new weights as they join. Not where they keep the weights that
+    adapters belong to, or would hold these in another dtype; nor where they would size their memory on a GPU that a
+    training of more than LITTLE of it takes.
+
+    Args:
+        start: the supervised start as a run of its own. model: folder of the weights that it begins with.
+    """
+    if served_rank(config) or not digest_of(model) or served_dtype(model) != config.model.dtype:
+        return False
+    if not shared_gpus(config, start):
+        return True
+    allocation = config.allocation
+    shares = allocation is not None and allocation.colocated and not config.train.offload
+    trained = STATE_BYTES * sum(math.prod(shape) for shape in tensor_shapes(model).values())
+    return shares and trained <= LITTLE * torch.cuda.get_device_properties(0).total_memory
 
 
 def _taken_over(config: RunConfig, found: SupervisedStart) -> bool:

@@ -40,7 +40,7 @@ def served_sampler(
     """Make the sampler.
 
     Args:
-        model: folder that the servers start with.
+        model: folder of the weights that the run begins with.
         learner: its weights are published; None where nothing is trained.
     """
     config, world = parts.config, parts.world

@@ -157,8 +157,8 @@ class Fleet:
             server.version = await self.engine.dialect.held_version(self.engine.pool, server)
             # One that outlived an earlier attempt may hold other weights of a version's number, or torn ones: that
             # attempt may have been killed between two tensors. One that was started beside the supervised start, or
-            # again with the same model, holds those of before.
-            other = one.kept or one.base == self._before != ""
+            # again with the same model, holds those of before; so may one whose host could not tell.
+            other = one.kept or (bool(self.config.supervised.dataset) and one.base != self._base)
             earlier = other and (one.name, one.started) not in self._ours
             if earlier or self._doubtful.get(one.name) == one.started:
                 server.version = UNKNOWN

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -32,8 +33,19 @@ def main() -> None:
                     for row in found.rows:
                         row.ids  # noqa: B018 (made once, here)
             except Exception as error:
+                error.add_note(traceback.format_exc())  # where it was raised
                 found = error
-            pipe.send_bytes(pickle.dumps(found))
+            pipe.send_bytes(_pickled(found))
+
+
+def _pickled(found: Encoded | Exception | None) -> bytes:
+    """As bytes; an exception that cannot be sent becomes one that says the same."""
+    if isinstance(found, Exception):
+        try:
+            pickle.loads(pickle.dumps(found))
+        except Exception:
+            found = RuntimeError("".join(traceback.format_exception(found)))
+    return pickle.dumps(found)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -181,7 +182,9 @@ class _Process:
             self._pipe.send_bytes(data)
             answer = self._pipe.recv_bytes()
         except (EOFError, OSError):
-            code = self._process.wait(END_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+            code = self._process.poll() or 0
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             raise CrashError(
                 f"a process that makes rows of examples {how}: did the machine run out of memory?"

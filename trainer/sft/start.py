@@ -53,7 +53,7 @@ def start_config(config: RunConfig) -> RunConfig:
         "weight_decay": s.weight_decay,
         "beta2": s.beta2,
         "minibatches": 1,
-        "offload": False,  # nothing else is on the GPUs yet
+        "offload": False,  # servers are not beside it where they share its GPUs and train.offload is set
     }
     only_last = {"save_freq_steps": 0, "save_freq_epochs": 0, "save_freq_secs": 0.0, "merged": True}
     sections = {

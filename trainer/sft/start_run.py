@@ -15,7 +15,7 @@ from trainer.errors import InterruptedRunError
 from trainer.metrics import Monitor, log_file, make_sinks
 from trainer.paths import RunPaths
 from trainer.sft.loop import SftRun
-from trainer.start_mark import mark_done
+from trainer.start_mark import digest_of, mark_done
 
 PHASE = "supervised"
 RECORD_EVERY_S = 1.0
@@ -31,7 +31,7 @@ class StartRun(SftRun):
         paths = RunPaths.of(attempt.config).supervised
         own = StartMonitor(attempt.monitor, attempt.config, paths.logs if attempt.world.is_main else None)
         super().__init__(replace(attempt, monitor=own))
-        self._began_with = attempt.model_folder
+        self._began_with = digest_of(attempt.model_folder) if attempt.world.is_main else ""
         self.paths, self.store = paths, RecoverStore(paths.recover, self.writer)
 
     def run(self) -> None:
