@@ -15,15 +15,17 @@ import pytest
 from builders import small_config
 
 import trainer.machine
-from clusterkit.common.origin import masked, origin_environment
+from clusterkit.common.origin import SWITCHES, masked, origin_environment
 from clusterkit.observe.report.charts import numbers_of
 from clusterkit.observe.report.source import RunReader
 from clusterkit.runs.directory import RunDirectory
 from trainer.base_run import Attempt, SteppedRun
 from trainer.checkpoint.start import Start
+from trainer.engines import sglang_setting
 from trainer.machine import GIB, Usage, commit, origin
 from trainer.metrics import Monitor
 from trainer.schedule import Schedule
+from trainer.train import flash4
 from trainer.train.distributed import single_world
 
 
@@ -146,6 +148,16 @@ def test_a_run_knows_its_command_its_commit_and_its_machine(monkeypatch: pytest.
     if (Path(__file__).parents[2] / ".git").exists():
         head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         assert found["code"].removesuffix("+") == head
+
+
+def test_kernels_that_a_user_chose_hold_where_the_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {flash4.SWITCH, sglang_setting.OUTPUT_LAYER} == set(SWITCHES)
+    monkeypatch.delenv(sglang_setting.OUTPUT_LAYER, raising=False)
+    monkeypatch.setenv(flash4.SWITCH, "0")
+
+    found = origin_environment()
+    assert found[flash4.SWITCH] == "0"
+    assert sglang_setting.OUTPUT_LAYER not in found
 
 
 def test_code_that_was_sent_to_a_host_knows_the_commit_of_the_operator(tmp_path: Path) -> None:
