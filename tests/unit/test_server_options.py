@@ -90,15 +90,19 @@ def test_a_server_has_room_for_the_adapters_of_all_versions_in_use(
     assert (room(0), room(2)) == ("1", "3")
 
 
-def test_a_server_expects_the_requests_of_all_groups_that_may_be_under_way(model: Path, tmp_path: Path) -> None:
+def test_a_server_expects_all_requests_that_may_be_under_way(model: Path, tmp_path: Path) -> None:
     def expected(*settings: str) -> int:
-        more = ["rollout.batch_size=16", "rollout.group_size=16", "rollout.share_prefixes=false", *settings]
+        more = ["rollout.batch_size=16", "rollout.group_size=16", "rollout.share_prefixes=false", "eval.every_steps=0"]
+        more += ["eval.num_tasks=20", "eval.final_chunks=[]", *settings]
         config = resolve("135M", "needles", more).config
         return server_options(config, model, tmp_path / "log", "server-0", (0,), "127.0.0.1").expected
 
     assert expected() == 256
     assert expected("rollout.max_staleness=1") == 512
     assert expected("rollout.max_staleness=1", "rollout.share_prefixes=true") == 32 * 17
+    assert expected("eval.every_steps=4") == 256 + 20  # the next step's groups begin beside an evaluation
+    # All lines of the closing table at once: the mixture, greedy and sampled, and with a blank memory.
+    assert expected("eval.num_tasks=100", "eval.blank_memory=true") == 300
 
 
 def test_adapters_of_a_rank_that_vllm_does_not_know(model: Path, tmp_path: Path) -> None:

@@ -182,11 +182,15 @@ def server_options(
 
 def expected_requests(config: RunConfig) -> int:
     """Requests that a server of a run gets at a time: its share of the trajectories that may be under way, those of the
-    next steps too with rollout.max_staleness, and of what groups share.
+    next steps too with rollout.max_staleness, of what groups share, and of an evaluation beside them; or of all lines
+    of the closing table, which are asked at once, where that is more.
     """
-    r = config.rollout
-    groups = -(-r.batch_size * (1 + r.max_staleness) // config.num_servers)
-    return groups * (r.group_size + (1 if r.share_prefixes else 0))
+    r, e, servers = config.rollout, config.eval, config.num_servers
+    groups = -(-r.batch_size * (1 + r.max_staleness) // servers)
+    sampled = groups * (r.group_size + (1 if r.share_prefixes else 0))
+    lines = 2 + len(e.final_chunks) + len(e.final_documents) + e.blank_memory  # the mixture is sampled, too
+    beside, closing = (-(-e.num_tasks * count // servers) for count in (1 if e.every_steps else 0, lines))
+    return max(sampled + beside, closing)
 
 
 def _adapted_layers(config: RunConfig, model: Path) -> tuple[str, ...]:
