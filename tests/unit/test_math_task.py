@@ -133,7 +133,7 @@ class Fixed:
         self.ids = ids
 
     async def generate(self, _prompt: list[int], _params: Any, *, key: str = "") -> Completion:
-        assert key == "t"
+        assert key == Task("t", "what is it", ("a",)).key
         return Completion(self.ids, [-0.1] * len(self.ids), "length", 0)
 
 
