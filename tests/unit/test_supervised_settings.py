@@ -196,14 +196,14 @@ def test_a_folder_that_is_not_there_is_told_from_one_without_traces(tmp_path: Pa
 def test_servers_start_beside_a_start_where_neither_memory_nor_weights_are_in_the_way(
     settings: tuple[str, ...], beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_file({"a": torch.zeros(8, 8)}, tmp_path / "model.safetensors")
+    save_file({"a": torch.zeros(1 << 16)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
-    gpu = SimpleNamespace(total_memory=16 * 64 / LITTLE)  # a stand-in: there is none here
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    gpu = SimpleNamespace(memory_mib=round(1 / LITTLE))  # a stand-in: there is none here
+    monkeypatch.setattr("trainer.launch.supervised.look_at", lambda gpus: gpu if gpus == (0,) else None)
     config = resolve("135M_read", None, [f"task.path={tmp_path}", *settings]).config
 
     assert may_start_beside(config, start_config(config), tmp_path) is beside
-    gpu.total_memory -= 1
+    gpu.memory_mib -= 1
     shares = config.allocation is not None and config.allocation.colocated
     assert may_start_beside(config, start_config(config), tmp_path) is (beside and not shares)
     (tmp_path / "torn.safetensors").write_bytes(b"")  # nobody could say later what servers were started with

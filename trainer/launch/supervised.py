@@ -15,6 +15,7 @@ import torch
 from trainer.checkpoint.slots import Slot
 from trainer.checkpoint.start import Start
 from trainer.config import RunConfig
+from trainer.engines.sglang_setting import look_at
 from trainer.errors import UserError
 from trainer.evaluate import check_lengths
 from trainer.files import write_atomic
@@ -84,12 +85,14 @@ def may_start_beside(config: RunConfig, start: RunConfig, model: Path) -> bool:
     """
     if served_rank(config) or not digest_of(model) or served_dtype(model) != config.model.dtype:
         return False
-    if not shared_gpus(config, start):
+    shared = shared_gpus(config, start)
+    if not shared:
         return True
     allocation = config.allocation
     shares = allocation is not None and allocation.colocated and not config.train.offload
     trained = STATE_BYTES * sum(math.prod(shape) for shape in tensor_shapes(model).values())
-    return shares and trained <= LITTLE * torch.cuda.get_device_properties(0).total_memory
+    # By nvidia-smi: asked through PyTorch, a process that only starts ranks would take memory there.
+    return shares and trained <= LITTLE * (look_at(tuple(sorted(shared))).memory_mib << 20)
 
 
 def _taken_over(config: RunConfig, found: SupervisedStart) -> bool:
