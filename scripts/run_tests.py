@@ -158,8 +158,10 @@ def all_tests(parts: dict[str, Sequence[str]], options: Sequence[str], root: Pat
     if set(codes) <= {0, TESTS_FAILED} and told_why and 0 < len(files) <= FILES_ALONE:
         print("\nonce more, alone:", *files, flush=True)
         alone = run(f"alone, {', '.join(files)}", files, options, root, os.cpu_count() or 1)
-        told += [*alone.failed, alone]
-        code = alone.code
+        told += [*alone.failed, *alone.late, alone]
+        # One that failed and was left out then, since time was over, has not passed.
+        missed = [line.split(": ", 1)[1] for line in alone.late]
+        code = alone.code or TESTS_FAILED * any(line.split(" ", 1)[1].startswith(tuple(missed)) for line in failed)
     slowest = sorted((one for outcome in outcomes for one in outcome.slowest), reverse=True)[:SLOWEST]
     print("\nslowest:", *(line for _, line in slowest), "", *told, sep="\n")
     return code

@@ -285,8 +285,7 @@ def test_servers_start_beside_the_supervised_start_and_sample_with_its_weights(t
     assert start_steps(trial) == list(range(1, START_STEPS + 1))
     losses = trial.summary()["supervised"]["heldout_loss"]
     assert losses["before"] - losses["after"] > 0.1, "the weights are others now"
-    assert server.model == str(model)
-    assert server.started < (trial.paths.supervised.logs / "start.json").stat().st_mtime
+    assert server.model == str(model)  # not the checkpoint of the start, which it did not wait for
     assert trial.log().count("engine server server-0 joins") == 2
     # What the server samples with is what the trainer computes: before anything was published, and started again.
     for step in trial.records("step"):

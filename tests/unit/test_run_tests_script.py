@@ -148,6 +148,21 @@ def test_long_tests_that_would_begin_too_late_are_left_out_and_named(
     assert said.splitlines()[-3] == "LEFT OUT, no time was left: left/test_a.py::test_long"
 
 
+def test_what_failed_and_is_left_out_alone_has_not_passed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{script.ROOT}:{script.ROOT / 'tests'}")
+    left_out = "    if known: LATE.append(request.node.nodeid); pytest.skip()\n"
+    late = ONCE.replace("    assert known", f"{left_out}    assert known")
+    late = "import pytest\nfrom tests.conftest import LATE\n" + late.replace("fails_once()", "fails_once(request)")
+    code, said = judge(tmp_path, capfd, {"a": PASSES}, {"b": late}, "-p", "tests.conftest")
+    assert code == 1
+    assert said.splitlines()[-2:] == [
+        "LEFT OUT, no time was left: right/test_b.py::test_fails_once",
+        "alone, right/test_b.py: passed",
+    ]
+
+
 def test_a_part_that_died_without_a_word_is_no_success(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     dies = "import os\ndef test_dies(): os._exit(1)\ndef test_never(): assert False\n"
     code, said = judge(tmp_path, capfd, {"a": dies}, {"b": ONCE})
