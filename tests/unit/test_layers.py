@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import families
@@ -24,6 +26,8 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 from trainer.errors import UserError
 from trainer.train import attention, chunks, layers
 from trainer.train.layout import PackedLayout
+from trainer.train.logprobs import PolicyModel, token_logprobs
+from trainer.train.packing import pack
 from trainer.types import Row
 
 FREE = ("train.grad_clip=1e9", "train.max_tokens_per_mb=64")
@@ -131,3 +135,27 @@ def test_sampling_does_not_go_through_what_training_compiled(compiled: Any) -> N
     parts.rollouts(2)
 
     assert not compiled["stats"]["unique_graphs"]
+
+
+def test_what_is_compiled_of_the_scores_has_inputs_of_their_device_alone(
+    lm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler would make C++ code for any other, beside the GPU's: nearly a minute on a new machine."""
+    devices = []
+
+    def look(graph: Any, inputs: list[Any]) -> Any:
+        devices.extend(one.device.type for one in inputs if isinstance(one, torch.Tensor))
+        return graph.forward
+
+    monkeypatch.setattr(layers, "BACKEND", look)
+    torch._dynamo.reset()
+    policy = PolicyModel(copy.deepcopy(lm).to("meta"), compiled=True)
+    batch = pack(rows_of(lm), torch.device("meta"))
+    hidden = torch.zeros(1, batch.input_ids.shape[1], lm.config.hidden_size, device="meta")
+    monkeypatch.setattr(policy.lm.model, "forward", lambda **_: SimpleNamespace(last_hidden_state=hidden))
+    for temperature in (1.0, 0.7):
+        token_logprobs(policy, batch, temperature)
+    torch._dynamo.reset()
+
+    assert devices
+    assert set(devices) == {"meta"}

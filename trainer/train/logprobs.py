@@ -46,8 +46,8 @@ def _scores(hidden: Tensor, lm: Any) -> Tensor:
     return capped(_WideScores.apply(hidden, head.weight), lm.config)
 
 
-def _logprobs(scores: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target and entropy, both [tokens], from scores [tokens, vocabulary] float32."""
+def _logprobs(scores: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target and entropy, [tokens], of scores [tokens, vocabulary] and temperature [], all float32."""
     logits = scores / temperature
     normaliser = logits.logsumexp(-1)
     logp = logits.gather(-1, targets[:, None])[:, 0] - normaliser
@@ -112,7 +112,10 @@ class PolicyModel(nn.Module):
         return logp[batch.expand], entropy[batch.expand]
 
     def _chunk(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        return self._logprobs(_scores(hidden, self.lm), targets, temperature)
+        scores = _scores(hidden, self.lm)
+        # A number would be an input on the CPU, for which the compiler makes C++ code beside the GPU's: a minute.
+        divisor = torch.full((), temperature, dtype=scores.dtype, device=scores.device)
+        return self._logprobs(scores, targets, divisor)
 
     def _own(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
         config = self.lm.config
