@@ -57,7 +57,8 @@ def check_gpus(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
     if allocation.training is not None:
         folded = ", its pipeline as FSDP ranks" if allocation.training.layout.pipeline > 1 else ""
         sides.append(f"{allocation.training_gpus} train ({_degrees(allocation.training.layout)}{folded})")
-    together = " and, taking turns on the same GPUs, " if allocation.colocated else " + "
+    shared = " and, on the same GPUs, " if config.rollout.max_staleness else " and, taking turns on the same GPUs, "
+    together = shared if allocation.colocated else " + "
     hosts = f"{_count(config.n_nodes, 'host')} x {config.n_gpus_per_node}"
     findings = [_ok("gpus", f"{hosts} = {config.gpus}: {together.join(sides)}")]
     for part in allocation.parts:

@@ -284,7 +284,8 @@ class RunPlan:
             return str(config.ranks)
         made = allocation.rollout_gpus
         sides = [f"{gpus(made)} {'generates' if made == 1 else 'generate'}"] if made else []
-        sides += ["in turns on the same ones"] if allocation.colocated and sides else []
+        shared = "on the same ones" if config.rollout.max_staleness else "in turns on the same ones"
+        sides += [shared] if allocation.colocated and sides else []
         train = "trains" if config.ranks == 1 else "train"
         return ", ".join([f"{config.ranks} {train} on {config.n_nodes} x {gpus(config.n_gpus_per_node)}", *sides])
 
