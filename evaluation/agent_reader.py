@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from evaluation.config import EvalConfig
+from evaluation.config import EvalConfig, Method
 from evaluation.reader import TooLong, prepared
 from trainer.agents.base import RolloutOptions
 from trainer.agents.memagent import MemAgent, PreparedTask
 from trainer.agents.template import encode
+from trainer.agents.ways import Find, found_text, in_one_section
 from trainer.config_agents import MemagentConfig
 from trainer.config_choice import as_class
 from trainer.engines.base import Engine
@@ -22,10 +23,11 @@ class AgentReader:
 
     Args:
         window: most tokens of prompt plus response.
+        method: name of the way; long_context: the text is read at once, as much of its beginning and end as the window
+            allows.
         find: what of the document is read; None: all of it. Where it finds nothing, the answer is given from the memory
             before the first section. That is also what a reading leaves whose memory is blanked after every section
             (`RolloutOptions.blank_memory`): each turn is a conversation of its own, so nothing else reaches the answer.
-        one_section: read the text at once, as much of its beginning and end as the window allows.
     """
 
     def __init__(
@@ -33,17 +35,13 @@ class AgentReader:
         config: EvalConfig,
         tokenizer: Any,
         window: int,
-        find: Callable[[Task], list[str]] | None = None,
-        *,
-        one_section: bool = False,
+        method: Method = "memagent",
+        find: Find | None = None,
     ) -> None:
-        self.tokenizer, self.find = tokenizer, find
+        self.tokenizer, self.method, self.find = tokenizer, method, find
         self.agent = MemAgent(as_class(MemagentConfig, config.agent), tokenizer)
-        if one_section:
-            # Room beside the longest question and memory; a window that lacks it is refused below.
-            room = max(window - self.agent.longest_conversation(0), 1)
-            limits = {"chunk_tokens": room, "max_chunks": 1, "overflow": "center"}
-            self.agent = MemAgent(self.agent.config.model_copy(update=limits), tokenizer)
+        if method == "long_context":
+            self.agent = in_one_section(self.agent, window)
         self.agent.check_window(window)
 
     def prepare(self, tasks: Sequence[Task]) -> list[PreparedTask | TooLong]:
@@ -51,9 +49,7 @@ class AgentReader:
         return prepared(lambda task: self.agent.prepare(self._fitting(self._found(task))), tasks)
 
     def _found(self, task: Task) -> Task:
-        if self.find is None:
-            return task
-        return replace(task, chunks=(), context="\n\n".join(self.find(task)))
+        return task if self.find is None else found_text(task, self.method, self.find)
 
     def _fitting(self, task: Task) -> Task:
         """A text whose chunks were made for another agent is cut anew where one of them is too long."""

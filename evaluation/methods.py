@@ -6,7 +6,6 @@ problems have AReaL's names where it has them; their text is tokenised as it is,
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from evaluation.suites.base import Suite
 from trainer.agents.base import RolloutOptions
 from trainer.agents.single_turn import SingleTurn
 from trainer.agents.template import encode, user_prompt
-from trainer.bm25 import bm25s
+from trainer.agents.ways import best_paragraphs, document_of, gold_paragraphs
 from trainer.config_agents import MemagentConfig, MemalphaAgentConfig, SingleTurnConfig
 from trainer.config_choice import as_class
 from trainer.engines.base import Engine
@@ -29,7 +28,6 @@ from trainer.errors import QuestionTooLongError, UserError
 from trainer.rewards.sources import needs_judge
 from trainer.types import SamplingParams, Task, Trajectory, Turn
 
-_DOCUMENT = re.compile(r"\n\n(?=Document \d+:\n)")
 NOTHING = "none"
 
 
@@ -67,11 +65,11 @@ def _reader(config: EvalConfig, method: Method | None, tokenizer: Any, window: i
         "blank_memory": lambda _: [],
         "long_context": lambda task: [document_of(task)],
         "rag": lambda task: best_paragraphs(task, config.rag_top_k),
-        "gold": gold_paragraphs,
+        "gold": lambda task: gold_paragraphs(task, "--methods gold", "it is for ruler_hqa"),
         "no_context": lambda _: [],
     }
     if by_agent:
-        return AgentReader(config, tokenizer, window, find[method], one_section=method == "long_context")
+        return AgentReader(config, tokenizer, window, method, find[method])
     prompt = _document_prompt(config, tokenizer)
     limit = min(config.agent.max_final_tokens, window // 2)
     return SinglePrompt(tokenizer, window, limit, prompt, find[method])
@@ -181,45 +179,6 @@ class Trained(SinglePrompt):
 
     def _ids(self, task: Task) -> tuple[list[int], int]:
         return self.agent.prepare(task).ids, 0
-
-
-def document_of(task: Task) -> str:
-    """The whole document of a task."""
-    return task.context or " ".join(task.chunks)
-
-
-def best_paragraphs(task: Task, count: int) -> list[str]:
-    """The paragraphs that BM25 (Lucene's variant, bm25s's default) ranks highest for the question, as they stand."""
-    paragraphs = list(task.chunks) or _paragraphs(task.context)
-    if len(paragraphs) <= count:
-        return paragraphs
-    index = bm25s.BM25()
-    index.index(bm25s.tokenize(paragraphs, stopwords="en", show_progress=False), show_progress=False)
-    query = bm25s.tokenize([task.question], stopwords="en", show_progress=False)
-    found, _ = index.retrieve(query, k=count, show_progress=False)
-    return [paragraphs[number] for number in sorted(int(n) for n in found[0])]
-
-
-def gold_paragraphs(task: Task) -> list[str]:
-    """The documents that hold the answer, as they stand. Raises UserError where it is not known which they are."""
-    places = [int(number) for number in str(task.meta.get("gold_documents", "")).split()]
-    if not places:
-        raise UserError(
-            f"question {task.id}: it is not known which documents hold the answer, so --methods gold cannot be asked: "
-            "it is for ruler_hqa"
-        )
-    paragraphs = _DOCUMENT.split(task.context)
-    if len(paragraphs) != task.meta.get("num_documents"):
-        raise UserError(
-            f"question {task.id}: its documents cannot be told apart, because a text has a line like 'Document 1:' "
-            "behind an empty line: take that out of the data, or leave --methods gold out"
-        )
-    return [paragraphs[place - 1] for place in places]
-
-
-def _paragraphs(document: str) -> list[str]:
-    parts = _DOCUMENT.split(document)
-    return parts if len(parts) > 1 else [line for line in document.split("\n") if line.strip()]
 
 
 def _document_prompt(config: EvalConfig, tokenizer: Any) -> Callable[[Task, str], str]:

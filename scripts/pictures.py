@@ -41,7 +41,8 @@ def curve(run: RunDirectory, out: Path) -> None:
     """Draw reward over the steps, and the accuracy on held-out documents."""
     records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     steps = [one for one in records if one["kind"] == "step"]
-    measured = [one for one in records if one["kind"] == "eval" and not one["chunks"] and not one["blank_memory"]]
+    other = ("chunks", "blank_memory", "method")
+    measured = [one for one in records if one["kind"] == "eval" and not any(map(one.get, other))]
     heldout = sorted(measured, key=lambda one: int(one["global_step"]))
     mpl.rcParams.update(
         {"svg.hashsalt": "clusterkit", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}

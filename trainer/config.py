@@ -139,6 +139,12 @@ class RunConfig(Section):
         return self.task.path if isinstance(self.task, FilesConfig) else None
 
     @property
+    def other_documents(self) -> list[int]:
+        """Numbers of documents in the contexts of the closing table that are not those of the training."""
+        own = self.task.num_documents if isinstance(self.task, HotpotqaConfig) else 0
+        return [number for number in dict.fromkeys(self.eval.final_documents) if number != own]
+
+    @property
     def examples(self) -> SftConfig:
         """The task of trainer.type=sft, which has no other."""
         assert isinstance(self.task, SftConfig)
@@ -483,7 +489,7 @@ def _check_memory_window(c: RunConfig, a: MemalphaAgentConfig) -> None:
 CHECKS = (
     check_type,
     lambda c: c.supervised.check(c.trainer.type, c.model.path),
-    lambda c: c.eval.check(c.task.name, isinstance(c.task, HotpotqaConfig)),
+    lambda c: c.eval.check(c.task.name, isinstance(c.task, HotpotqaConfig), c.agent.name),
     check_servers,
     check_sampling,
     check_heldout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -325,6 +326,17 @@ class WarmupConfig(Section):
     """Further initialisations that are tried when the gate is missed."""
 
 
+RAG_PARAGRAPHS = 2
+"""Paragraphs that eval.final_methods=rag reads."""
+FinalMethod = Literal["rag", "gold", "long_context"]
+METHOD_LABELS: Mapping[str, str] = {
+    "rag": f"BM25's top {RAG_PARAGRAPHS}",
+    "gold": "gold documents",
+    "long_context": "full context cut to the window",
+}
+"""What people are told a line of the closing table is, by its `FinalMethod`."""
+
+
 class EvalConfig(Section):
     """Held-out evaluation during training."""
 
@@ -338,18 +350,33 @@ class EvalConfig(Section):
     """recall: document lengths, in chunks, of the closing table."""
     final_documents: list[Annotated[int, Field(ge=2)]] = []  # noqa: RUF012 (pydantic copies it)
     """hotpotqa: numbers of documents in the contexts of the closing table, beside task.num_documents."""
+    final_methods: list[FinalMethod] = []  # noqa: RUF012 (pydantic copies it)
+    """hotpotqa with agent.name=memagent: what the agent is shown, in place of all sections one after the other, in
+    further lines of the closing table at each number of documents. rag: the two documents that BM25 finds; gold: those
+    that hold the answer; long_context: all at once, without the middle where it does not fit into the context window.
+    As `clusterkit eval --methods` with reader=agent."""
     blank_memory: bool = True
     """Closing table: also measure with the memory blanked and the policy forced to answer."""
     save_trajectories: Annotated[int, Field(ge=0)] = 8
     """Held-out tasks, the first ones, whose memories after every section are kept before the first step and after the
     last one, for `clusterkit trace --heldout`; 0: none."""
 
-    def check(self, task: str, is_hotpotqa: bool) -> None:
-        """Raise ValueError where a task cannot have the lengths that are asked for. task: its name."""
+    @field_validator("final_methods")
+    @classmethod
+    def _once(cls, methods: list[FinalMethod]) -> list[FinalMethod]:
+        return list(dict.fromkeys(methods))
+
+    def check(self, task: str, is_hotpotqa: bool, agent: str) -> None:
+        """Raise ValueError where a run cannot have the lines that are asked for. task, agent: their names."""
         if self.final_documents and not is_hotpotqa:
             raise ValueError(
                 f"eval.final_documents={self.final_documents} is for task.name=hotpotqa, and task.name is {task}: "
                 "leave it out"
+            )
+        if self.final_methods and not (is_hotpotqa and agent == "memagent"):
+            raise ValueError(
+                f"eval.final_methods={self.final_methods} is for task.name=hotpotqa with agent.name=memagent, and this "
+                f"run has task.name={task} and agent.name={agent}: leave it out, or empty it (eval.final_methods=[])"
             )
 
 

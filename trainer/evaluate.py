@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.agents.ways import gold_paragraphs
 from trainer.config import RunConfig
-from trainer.config_tasks import FactsConfig, HotpotqaConfig, RecallConfig
+from trainer.config_tasks import FactsConfig, RecallConfig
 from trainer.errors import UserError
 from trainer.files import write_atomic
 from trainer.rewards.qa import qa_metrics
@@ -37,6 +38,7 @@ class EvalSpec:
     documents: hotpotqa: documents in their contexts; 0: as held-out contexts have while it trains.
     temperature: 0 is greedy.
     blank_memory, banned_final_ids: see RolloutOptions.
+    method: of eval.final_methods, how the documents are read; empty: section after section, with a memory.
     """
 
     split: Split
@@ -46,11 +48,22 @@ class EvalSpec:
     temperature: float = 0.0
     blank_memory: bool = False
     banned_final_ids: tuple[int, ...] = ()
+    method: str = ""
 
     @property
     def is_mixture(self) -> bool:
         """Whether it is the training mixture, with its memory."""
-        return not self.chunks and not self.documents and not self.blank_memory
+        return not (self.chunks or self.documents or self.blank_memory or self.method)
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Which line of the closing table it is, as records and files say it."""
+        return {
+            "chunks": self.chunks,
+            "documents": self.documents,
+            "blank_memory": self.blank_memory,
+            "method": self.method,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,7 @@ def heldout_tasks(source: TaskSource, spec: EvalSpec) -> tuple[list[Task], Sampl
         temperature=spec.temperature,
         blank_memory=spec.blank_memory,
         banned_final_ids=spec.banned_final_ids,
+        method=spec.method,
     )
     return tasks, plan
 
@@ -181,12 +195,15 @@ def trained_chunks(config: RunConfig) -> list[int]:
 
 
 def check_lengths(config: RunConfig, source: TaskSource) -> None:
-    """Raise UserError where the source cannot have the contexts of the closing table."""
+    """Raise UserError where the source cannot have the contexts of the closing table, or does not say what answers."""
     assert config.eval.split != "train"
     count = min(config.eval.num_tasks, source.num_heldout(config.eval.split))
-    for number in config.eval.final_documents:
+    gold = "gold" in config.eval.final_methods
+    for number in [*([0] if gold else []), *config.eval.final_documents]:
         for index in range(count):  # the last of them would be refused when all is trained
-            source.heldout(config.eval.split, index, number)
+            task = source.heldout(config.eval.split, index, number)
+            if gold:
+                gold_paragraphs(task)
 
 
 def time_split(folder: Path) -> dict[str, float]:
@@ -215,7 +232,8 @@ def _add_seconds(seconds: dict[str, float], record: dict[str, Any]) -> None:
 
 
 def table_specs(config: RunConfig, refusal_ids: tuple[int, ...] = ()) -> list[EvalSpec]:
-    """Lines of the table: the training mixture, then other lengths, then the mixture with the memory blanked.
+    """Lines of the table: the training mixture, then other lengths, then the mixture with the memory blanked, then
+    other ways to read at the mixture's length and the others.
 
     refusal_ids: tokens that the policy may not answer with where the memory is blanked, so that it must guess.
     """
@@ -224,10 +242,12 @@ def table_specs(config: RunConfig, refusal_ids: tuple[int, ...] = ()) -> list[Ev
     # A task of the user's own need not know lengths, nor an agent of theirs a memory.
     lengths = [] if "task.name" in config.custom else config.eval.final_chunks
     table = [EvalSpec(split, count, chunks) for chunks in (0, *lengths)]
-    own = config.task.num_documents if isinstance(config.task, HotpotqaConfig) else 0
-    table += [EvalSpec(split, count, documents=n) for n in dict.fromkeys(config.eval.final_documents) if n != own]
+    documents = config.other_documents
+    table += [EvalSpec(split, count, documents=number) for number in documents]
     if config.eval.blank_memory and "agent.name" not in config.custom:
         table.append(EvalSpec(split, count, blank_memory=True, banned_final_ids=refusal_ids))
+    for method in config.eval.final_methods:
+        table += [EvalSpec(split, count, documents=number, method=method) for number in (0, *documents)]
     return table
 
 
@@ -235,9 +255,7 @@ def store_before(folder: Path, results: dict[EvalSpec, EvalResult]) -> None:
     """Keep the measurements from before the first step, for a run that is interrupted."""
     rows = [
         {
-            "chunks": spec.chunks,
-            "documents": spec.documents,
-            "blank_memory": spec.blank_memory,
+            **spec.line,
             "accuracy": r.accuracy,
             "interval": r.interval,
             "sampled_accuracy": r.sampled_accuracy,
@@ -256,17 +274,15 @@ def closing_table(folder: Path, after: dict[EvalSpec, EvalResult]) -> list[dict[
         stored = json.loads((folder / BEFORE).read_text())
     except (OSError, ValueError):
         stored = []
-    before = {(row["chunks"], row.get("documents", 0), row["blank_memory"]): row for row in stored}
+    before = {_line(row): row for row in stored}
     rows = []
     for spec, result in after.items():
-        old = before.get((spec.chunks, spec.documents, spec.blank_memory), {})
+        old = before.get(_line(spec.line), {})
         if old.get("tasks", result.tasks) != result.tasks:
             old = {}
         rows.append(
             {
-                "chunks": spec.chunks,
-                "documents": spec.documents,
-                "blank_memory": spec.blank_memory,
+                **spec.line,
                 "before": old.get("accuracy"),
                 "after": result.accuracy,
                 "interval_before": old.get("interval"),
@@ -278,3 +294,8 @@ def closing_table(folder: Path, after: dict[EvalSpec, EvalResult]) -> list[dict[
             }
         )
     return rows
+
+
+def _line(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Which line of the table a row is; those of older runs do not say all of it."""
+    return row["chunks"], row.get("documents", 0), row["blank_memory"], row.get("method", "")

@@ -11,7 +11,9 @@ from torch import nn
 from trainer.agents import make_agent
 from trainer.agents.base import check_window
 from trainer.agents.template import encode
+from trainer.agents.ways import make_ways
 from trainer.base_run import Attempt, Clock, SteppedRun
+from trainer.config_parts import METHOD_LABELS
 from trainer.errors import UserError
 from trainer.evaluate import (
     EvalResult,
@@ -88,7 +90,7 @@ class TrainingRun(SteppedRun):
             self.reference = BasePolicy(self.learner.policy)
         parts = SamplerParts(
             config, world, self.source, self.course, agent, self.reward, stop_ids, self.stop_here,
-            window=room,
+            window=room, ways=make_ways(config, agent, window),
         )  # fmt: skip
         self.sampler: Sampler
         if config.engine == "embedded":
@@ -295,17 +297,16 @@ class TrainingRun(SteppedRun):
             "eval",
             global_step=number,
             name=name,
-            chunks=line.chunks,
-            documents=line.documents,
-            blank_memory=line.blank_memory,
+            **line.line,
             score_name=self.config.reward.score_name,
             accuracy=result.accuracy,
             **result.record(),
         )
         lengths = {"chunks": line.chunks, "documents": line.documents}
         what = ", ".join(f"{number} {unit}" for unit, number in lengths.items() if number) or "training lengths"
-        blank = ", memory blanked" if line.blank_memory else ""
+        how = ", memory blanked" if line.blank_memory else ""
+        how += f", {METHOD_LABELS[line.method]}" if line.method else ""
         self.monitor.info(
-            f"Evaluation {name} ({what}{blank}): {self.config.reward.score_name} {result.accuracy:.4f} "
+            f"Evaluation {name} ({what}{how}): {self.config.reward.score_name} {result.accuracy:.4f} "
             f"on {result.num_tasks} tasks."
         )

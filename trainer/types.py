@@ -41,6 +41,7 @@ class Task:
     meta: small facts for reports (source, number of documents, position of the evidence).
     questions: all questions, where they are asked after reading; `question` and `answers` are then the first one's.
     evidence: for records that people read, where it is known; no agent and no reward sees it.
+    way: how the text was chosen of the task's document (`trainer.agents.ways`); empty: it is the document.
     """
 
     id: str
@@ -51,11 +52,12 @@ class Task:
     meta: dict[str, str | int | float] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    way: str = ""
 
     @property
     def key(self) -> str:
         """Of requests about this text: evaluations may ask one question about several texts at once."""
-        return f"{self.id} {len(self.context)} {len(self.chunks)}"
+        return f"{self.id} {len(self.context)} {len(self.chunks)}{self.way and f' {self.way}'}"
 
 
 @dataclass(frozen=True, slots=True)

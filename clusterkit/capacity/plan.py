@@ -20,6 +20,7 @@ from trainer.config_agents import (
     SingleTurnConfig,
     StoresAgentConfig,
 )
+from trainer.config_parts import RAG_PARAGRAPHS
 from trainer.config_tasks import (
     DocumentsConfig,
     FactsConfig,
@@ -109,7 +110,8 @@ class RunPlan:
         """Approximate prompt and response tokens of one step's rollout."""
         return round(self.trajectories_per_step * self._trajectory_tokens(self.chunks))
 
-    def _trajectory_tokens(self, chunks: float) -> float:
+    def _trajectory_tokens(self, chunks: float, section: int = 0) -> float:
+        """Tokens of a trajectory that reads so many chunks. section: tokens of each; 0: as the run reads."""
         task, agent = self.config.task, self.config.agent
         if not isinstance(agent, ChunksAgentConfig):
             return self._question_tokens + agent.max_final_tokens
@@ -117,27 +119,41 @@ class RunPlan:
             return agent.context_tokens
         chunk = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
         fixed = template_tokens(agent) + self._question_tokens + agent.max_memory_tokens
-        update = fixed + min(chunk, agent.chunk_tokens) + agent.max_memory_tokens
+        update = fixed + (section or min(chunk, agent.chunk_tokens)) + agent.max_memory_tokens
         if isinstance(agent, OverwritingAgentConfig) and agent.repeat_problem:
             update += self._question_tokens
         return chunks * update + fixed + agent.max_final_tokens
 
     @property
     def _evaluations(self) -> tuple[list[float], int]:
-        """Chunks that a trajectory reads in each evaluation of the closing table, and the evaluations between steps.
+        """Tokens of a trajectory in each evaluation of the closing table, and the number of evaluations between steps.
 
         The table is that of trainer.evaluate, whose first line is sampled at the training temperature, too.
         """
-        config, task = self.config, self.config.task
+        config = self.config
         if config.trainer.type != "grpo" or not evaluates(config):
             return [], 0
         table = [self.chunks] * (3 if config.eval.blank_memory and "agent.name" not in config.custom else 2)
         table += [self._read(n) for n in config.eval.final_chunks if "task.name" not in config.custom]
-        documents = dict.fromkeys(config.eval.final_documents)
-        if isinstance(task, HotpotqaConfig):
-            documents.pop(task.num_documents, None)
-        table += [self._read(documents=n) for n in documents]
-        return table, (self.steps - 1) // config.eval.every_steps if config.eval.every_steps else 0
+        table += [self._read(documents=n) for n in config.other_documents]
+        between = (self.steps - 1) // config.eval.every_steps if config.eval.every_steps else 0
+        return [*map(self._trajectory_tokens, table), *self._ways()], between
+
+    def _ways(self) -> list[float]:
+        """Tokens of a trajectory in each line of the closing table that reads otherwise than section after section."""
+        config, task = self.config, self.config.task
+        if not isinstance(task, HotpotqaConfig):
+            return []
+        found = self._trajectory_tokens(self._read(documents=RAG_PARAGRAPHS))  # the documents that answer are two, too
+        window, answer = config.model.context_window, self._trajectory_tokens(0)
+
+        def whole(documents: int) -> float:
+            tokens = self._trajectory_tokens(1, documents * DOCUMENT_TOKENS)
+            return min(tokens, window + answer) if window else tokens
+
+        numbers = (task.num_documents, *config.other_documents)
+        ways = config.eval.final_methods
+        return [whole(n) if way == "long_context" else found for way in ways for n in numbers]
 
     @property
     def evaluation_trajectories(self) -> int:
@@ -149,7 +165,7 @@ class RunPlan:
     def evaluation_tokens(self) -> int:
         """Approximate prompt and response tokens of the held-out trajectories of the whole run."""
         table, between = self._evaluations
-        tokens = 2 * sum(map(self._trajectory_tokens, table)) + between * self._trajectory_tokens(self.chunks)
+        tokens = 2 * sum(table) + between * self._trajectory_tokens(self.chunks)
         return round(evaluated_tasks(self.config).tasks * tokens)
 
     @property
@@ -379,6 +395,8 @@ class RunPlan:
         table = f"; closing table at {settings.final_chunks} chunks" if settings.final_chunks and lengths else ""
         if settings.final_documents:
             table = f"; closing table at {settings.final_documents} documents"
+        if settings.final_methods:
+            table += f"{',' if table else '; closing table'} with {', '.join(settings.final_methods)}"
         held = evaluated_tasks(self.config)
         if not held.tasks:
             return f"none: no task is held out for eval.split={settings.split}"

@@ -9,6 +9,7 @@ from typing import Any
 from clusterkit.common.text_plot import duration, shares
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.metrics import score_name
+from trainer.config_parts import METHOD_LABELS
 
 
 def read_summary(run: RunDirectory) -> dict[str, Any] | None:
@@ -72,7 +73,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
         values = [_percent(row.get(name)) + (_interval(row, name) if intervals else "") for name in ("before", "after")]
         found.append((_label(row, trained, documents), values[0], values[1]))
         # Where rows are few there is room for the task's other metrics.
-        if not lengths and not row.get("documents") and not row.get("blank_memory"):
+        if not lengths and not any(map(row.get, ("documents", "blank_memory", "method"))):
             found += _metrics(row)
     if summary.get("chance") is not None:
         found.append(("a blind guess", _percent(summary["chance"]), _percent(summary["chance"])))
@@ -87,18 +88,19 @@ def document_scores(summary: dict[str, Any]) -> dict[str, dict[int, Score]]:
     """Return held-out scores by the number of documents, in its order.
 
     Returns:
-        Scores `before` and `after` training, and `blank`: after training, with the memory blanked. What was not
-        measured is left out.
+        Scores `before` and `after` training, and after it alone `blank`, with the memory blanked, and those of every
+        other way to read that was asked, by its name. What was not measured is left out.
     """
     found: dict[str, dict[int, Score]] = {"before": {}, "after": {}, "blank": {}}
     for row in summary.get("table") or []:
         documents = (row.get("documents") or summary.get("trained_documents")) if isinstance(row, dict) else None
         if not isinstance(documents, int) or documents < 1 or row.get("chunks"):
             continue
-        for name in ("after",) if row.get("blank_memory") else ("before", "after"):
+        other = "blank" if row.get("blank_memory") else _method(row)
+        for name in ("after",) if other else ("before", "after"):
             if _is_number(value := row.get(name)) and math.isfinite(value):
                 low, high = _bounds(row, name) or (value, value)
-                found["blank" if row.get("blank_memory") else name][documents] = (value, low, high)
+                found.setdefault(other or name, {})[documents] = (value, low, high)
     return {name: dict(sorted(scores.items())) for name, scores in found.items()}
 
 
@@ -146,8 +148,9 @@ def _bounds(row: dict[str, Any], name: str) -> tuple[float, float] | None:
 
 
 def _label(row: dict[str, Any], trained: list[int], documents: int) -> str:
-    chunks, others = row.get("chunks") or 0, row.get("documents") or 0
-    if others:
+    chunks, others, method = row.get("chunks") or 0, row.get("documents") or 0, _method(row)
+    if others or (method and documents):
+        others = others or documents
         label = f"{others} documents"
     elif not chunks and documents:
         label = f"as trained, {documents} documents"
@@ -157,7 +160,18 @@ def _label(row: dict[str, Any], trained: list[int], documents: int) -> str:
         label = f"{chunks} chunks"
         if trained and chunks > max(trained):
             label += f" ({chunks / max(trained):.3g} x the longest trained)"
+    label += f", {method_label(method)}" if method else ""
     return f"{label}, memory blanked" if row.get("blank_memory") else label
+
+
+def _method(row: dict[str, Any]) -> str:
+    """Return the way to read that a row is about; empty if that is the memory, and in older runs."""
+    return str(row.get("method") or "")
+
+
+def method_label(method: str) -> str:
+    """Return what people are told a way to read is."""
+    return METHOD_LABELS.get(method, method)
 
 
 def _metrics(row: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -34,12 +34,14 @@ class Line:
 
     colour: its number in page.css.
     level: whether it has one point, which holds for the whole axis: a dashed line with a band.
+    thin: whether it is something to compare with: a thin dashed line, whose intervals show where it is pointed at.
     """
 
     name: str
     colour: int
     points: Sequence[Point]
     level: bool = False
+    thin: bool = False
 
 
 def interval_plot(title: str, unit: str, lines: Sequence[Line], *, logarithmic: bool = False) -> Html:
@@ -69,13 +71,15 @@ def interval_plot(title: str, unit: str, lines: Sequence[Line], *, logarithmic: 
         drawn.append(tag("path", d=f"M{LEFT} {at}H{WIDTH - RIGHT}", style="stroke: var(--border)"))
         drawn.append(_text(LEFT - 6, y(percent / 100) + 4, str(percent), "end"))
     drawn += [_text(x(at), HEIGHT - 5, str(at), "middle") for at in _apart(places, x)]
-    curves = [line for line in lines if not line.level]
-    for line in lines:
-        shift = 0.0 if line.level else BESIDE * (curves.index(line) - (len(curves) - 1) / 2)
+    barred = [line for line in lines if not line.level and not line.thin]
+    for line in sorted(lines, key=lambda one: one in barred):  # what matters lies on top
+        shift = BESIDE * (barred.index(line) - (len(barred) - 1) / 2) if line in barred else 0.0
         drawn += _level(line, y) if line.level else _curve(line, [x(p.at) + shift for p in line.points], y, unit)
-    key = [tag("span", tag("i", cls=f"c{line.colour}{' dashed' * line.level}"), line.name) for line in lines]
+    styles = [f"c{line.colour}{' dashed' * (line.level or line.thin)}" for line in lines]
+    key = [tag("span", tag("i", cls=style), line.name) for line, style in zip(lines, styles, strict=True)]
     band = " and band" * any(line.level for line in lines)
-    about = f"percent over {unit}{' (log scale)' * logarithmic}; bars{band}: 95 %"
+    thin = "; point at a thin line for its own" * any(line.thin for line in lines)
+    about = f"percent over {unit}{' (log scale)' * logarithmic}; bars{band}: 95 %{thin}"
     told = "; ".join(_told(line, point, unit) for line in lines for point in line.points)
     svg = tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=f"{title}: {told}")
     return tag("figure", tag("figcaption", tag("h3", title), tag("p", about)), svg, tag("div", *key, cls="legend"))
@@ -83,22 +87,19 @@ def interval_plot(title: str, unit: str, lines: Sequence[Line], *, logarithmic: 
 
 def _curve(line: Line, across: Sequence[float], y: Callable[[float], float], unit: str) -> list[Html]:
     """Draw a line through its points, each with its interval as a bar. across: places of the points, in pixels."""
-    stroke = f"stroke: var(--c{line.colour})"
+    stroke, width, radius = f"stroke: var(--c{line.colour})", "stroke-width: 1.8", 3.5
+    if line.thin:
+        width, radius = "stroke-width: 1; stroke-dasharray: 5 4", 2
     drawn: list[Html] = []
     if len(line.points) > 1:
         path = "L".join(f"{at:.1f} {y(point.value):.1f}" for at, point in zip(across, line.points, strict=True))
-        drawn.append(tag("path", d=f"M{path}", style=f"{stroke}; stroke-width: 1.8"))
+        drawn.append(tag("path", d=f"M{path}", style=f"{stroke}; {width}"))
     for at, point in zip(across, line.points, strict=True):
         bar = f"M{at:.1f} {y(point.low):.1f}V{y(point.high):.1f}"
-        dot = tag("circle", cx=f"{at:.1f}", cy=f"{y(point.value):.1f}", r=3.5, style=f"fill: var(--c{line.colour})")
-        drawn.append(
-            tag(
-                "g",
-                tag("title", _told(line, point, unit)),
-                tag("path", d=bar, style=f"{stroke}; stroke-width: 1.5; opacity: .6"),
-                dot,
-            )
-        )
+        fill = f"fill: var(--c{line.colour})"
+        dot = tag("circle", cx=f"{at:.1f}", cy=f"{y(point.value):.1f}", r=radius, style=fill)
+        whisker = None if line.thin else tag("path", d=bar, style=f"{stroke}; stroke-width: 1.5; opacity: .6")
+        drawn.append(tag("g", tag("title", _told(line, point, unit)), whisker, dot))
     return drawn
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterkit.common.text_plot import count, duration, shares, size, sparkline
+from clusterkit.runs.final_evaluation import method_label
 from clusterkit.runs.log.metrics import History, Record, number, score_name
 from clusterkit.ui.run_status import (
     held_out_label,
@@ -206,4 +207,5 @@ def _measured(record: Record) -> str:
         return f" ({record.get('num_tasks', '?')} tasks)"
     lengths = [f"{record[unit]} {unit}" for unit in ("chunks", "documents") if record.get(unit)]
     where = f" at {lengths[0]}" if lengths else " as trained"
+    where += f", {method_label(str(record['method']))}" if record.get("method") else ""
     return f"{where}, memory blanked" if record.get("blank_memory") else where

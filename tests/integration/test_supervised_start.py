@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -46,6 +47,8 @@ SETTINGS: dict[str, Any] = {
     "eval": {"every_steps": 0, "num_tasks": 2, "final_documents": [3, 5], "blank_memory": True},
 }
 
+METHODS = {"eval.final_methods": ["rag", "gold", "long_context"]}
+"""Controls in the closing table."""
 NewRun = Callable[..., Trial]
 
 
@@ -81,7 +84,7 @@ def make(folder: Path, model: Path, questions: Path, **settings: Any) -> Trial:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, forks: Forks, model: Path, questions: Path) -> Trial:
     """A whole run."""
-    trial = make(tmp_path_factory.mktemp("undisturbed"), model, questions)
+    trial = make(tmp_path_factory.mktemp("undisturbed"), model, questions, **METHODS)
     assert forks.run(trial) == 0, trial.said()
     return trial
 
@@ -129,8 +132,9 @@ def test_reinforcement_starts_from_what_was_supervised_and_the_table_compares_bo
     assert told["global_step"] == START_STEPS
     assert told["heldout_loss"]["after"] < told["heldout_loss"]["before"]
     assert summary["time_split"]["supervised"] > 0
-    rows = [(row["documents"], row["blank_memory"]) for row in summary["table"]]
-    assert rows == [(0, False), (5, False), (0, True)]
+    rows = [(row["documents"], row["blank_memory"], row["method"]) for row in summary["table"]]
+    assert rows[:3] == [(0, False, ""), (5, False, ""), (0, True, "")]
+    assert rows[3:] == [(n, False, method) for method in ("rag", "gold", "long_context") for n in (0, 5)]
     for row in summary["table"]:
         for side in ("before", "after"):
             low, high = row[f"interval_{side}"]
@@ -138,8 +142,12 @@ def test_reinforcement_starts_from_what_was_supervised_and_the_table_compares_bo
     text = "\n".join(summary_lines(read_summary(directory(trial)) or {}))
     assert "as trained, 3 documents" in text
     assert "5 documents" in text
+    assert "3 documents, BM25's top 2" in text
+    assert "5 documents, full context cut to the window" in text
     assert f"{START_STEPS} supervised steps, held-out loss" in text
     assert "span/f1" in text
+    assert len(re.findall(r"Evaluation after \(5 documents, gold documents\): F1 \d", trial.log())) == 1
+    assert "bm25s" not in trial.log() + trial.said()
     # The log has no line of a step or an end that is not the run's.
     assert trial.log().count("finishes. Average #tokens") == STEPS
     assert trial.log().count("Experiment Completes!") == 1
@@ -257,11 +265,14 @@ def test_without_its_traces_a_run_is_refused_and_nothing_is_written(
 
 @pytest.mark.long
 def test_two_ranks_share_a_start(forks: Forks, new_run: NewRun, undisturbed: Trial) -> None:
-    trial = new_run(**{"train.ranks": 2})
+    trial = new_run(**{"train.ranks": 2}, **METHODS)
 
     assert forks.run(trial) == 0, trial.said()
 
     assert start_steps(trial) == list(range(1, START_STEPS + 1))
+    assert [row["method"] for row in trial.summary()["table"]] == [
+        row["method"] for row in undisturbed.summary()["table"]
+    ]
     mine, other = (one.summary()["supervised"]["heldout_loss"]["after"] for one in (trial, undisturbed))
     assert mine == pytest.approx(other, rel=1e-4)
 
@@ -271,6 +282,7 @@ def test_servers_start_beside_the_supervised_start_and_sample_with_its_weights(t
     model = chat_checkpoint(tmp_path / "model", window=2048, hidden=128, heads=2)  # as large as vLLM's kernels want it
     servers = {"engine": "vllm", "python": vllm_python(), "flags": [*VLLM_FLAGS]}
     more = {"supervised.learning_rate": 1e-2, "algorithm.kl_coef": 0.01, "servers.restarts": 1}
+    more |= METHODS
     trial = make(tmp_path / "run", model, questions, servers=servers, **more)
     folder = registry.folder_of(trial.paths.logs)
 
@@ -283,6 +295,9 @@ def test_servers_start_beside_the_supervised_start_and_sample_with_its_weights(t
 
     assert running.returncode == 0, said
     assert start_steps(trial) == list(range(1, START_STEPS + 1))
+    table = trial.summary()["table"]
+    assert {row["method"] for row in table} == {"", *METHODS["eval.final_methods"]}
+    assert all(row[side] is not None for row in table for side in ("before", "after"))
     losses = trial.summary()["supervised"]["heldout_loss"]
     assert losses["before"] - losses["after"] > 0.1, "the weights are others now"
     assert server.model == str(model)  # not the checkpoint of the start, which it did not wait for

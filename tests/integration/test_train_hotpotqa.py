@@ -93,6 +93,7 @@ def test_documents_are_learned_to_read_by_the_miniature_of_the_preset_for_it(
         shared_data,
         f"task.path={tmp_path / 'questions'}",
         "eval.final_documents=[3]",
+        "eval.final_methods=rag,gold,long_context",
         "supervised.total_steps=2",
         "agent.max_memory_tokens=96",
         preset="135M_read_cpu",
@@ -105,6 +106,8 @@ def test_documents_are_learned_to_read_by_the_miniature_of_the_preset_for_it(
     assert {r["name"] for r in records if r["kind"] == "eval"} == {"before", "after"}
     assert [r["step"] for r in records if r.get("phase") == "supervised"][-1] == 2
     summary = json.loads((logs / "summary.json").read_text())
-    assert [(row["documents"], row["blank_memory"]) for row in summary["table"]] == [(0, False), (3, False), (0, True)]
+    lines = [(row["documents"], row["blank_memory"], row["method"]) for row in summary["table"]]
+    assert lines[:3] == [(0, False, ""), (3, False, ""), (0, True, "")]
+    assert lines[3:] == [(n, False, method) for method in ("rag", "gold", "long_context") for n in (0, 3)]
     assert all(row[side] is not None for row in summary["table"] for side in ("before", "after"))
     assert summary["supervised"]["heldout_loss"]["after"] < summary["supervised"]["heldout_loss"]["before"]

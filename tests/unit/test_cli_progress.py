@@ -27,6 +27,7 @@ def test_plain_lines_tell_every_step_checkpoint_and_warning(tmp_path: Path, caps
     writer.record("eval", name="heldout", global_step=2, accuracy=0.5, num_tasks=128)
     writer.record("save", global_step=2, path="actor/x")
     writer.record("eval", name="after", global_step=2, chunks=64, blank_memory=True, accuracy=0.0, num_tasks=128)
+    writer.record("eval", name="after", global_step=2, documents=8, method="rag", accuracy=0.25, num_tasks=128)
 
     assert _plain(writer, capsys) == [
         "step 1/30  task_reward 0.010  12.3 k tokens/s  4.0 s  ETA 1 min 52 s",
@@ -36,6 +37,7 @@ def test_plain_lines_tell_every_step_checkpoint_and_warning(tmp_path: Path, caps
         "held-out accuracy 50.0% (128 tasks) after step 2",
         "checkpoint after step 2: actor/x",
         "after: accuracy 0.0% at 64 chunks, memory blanked",
+        "after: accuracy 25.0% at 8 documents, BM25's top 2",
     ]
 
 
@@ -151,6 +153,9 @@ def test_rows_at_numbers_of_documents_have_their_intervals(tmp_path: Path) -> No
         | {"interval_before": None, "interval_after": [0.155, 0.25]}
         for documents, blank in ((0, False), (16, False), (0, True))
     ]
+    metrics = {"metrics_before": {"f1": 0.15}, "metrics_after": {"f1": 0.25}}
+    read = [(0, "rag"), (16, "rag"), (0, "gold"), (0, "long_context"), (0, "of a newer version")]
+    rows += [{**rows[1], "documents": documents, "method": method, **metrics} for documents, method in read]
     told = {"global_step": 600, "heldout_loss": {"before": 2.0, "after": 0.5}}
     facts = {"table": rows, "chance": None, "trained_chunks": [], "trained_documents": 8, "supervised": told}
     summary = read_summary(RunWriter(tmp_path).summary(**facts).run)
@@ -162,6 +167,13 @@ def test_rows_at_numbers_of_documents_have_their_intervals(tmp_path: Path) -> No
         "as trained, 8 documents 10.0% 20.0% (15.5 … 25.0)",
         "16 documents 10.0% 20.0% (15.5 … 25.0)",
         "as trained, 8 documents, memory blanked 10.0% 20.0% (15.5 … 25.0)",
+    ]
+    assert [line.partition(" 10.0%")[0] for line in lines[4:9]] == [
+        "8 documents, BM25's top 2",
+        "16 documents, BM25's top 2",
+        "8 documents, gold documents",
+        "8 documents, full context cut to the window",
+        "8 documents, of a newer version",
     ]
     assert "start 600 supervised steps, held-out loss 2.000 → 0.500" in lines
 

@@ -33,6 +33,7 @@ RUNS = {
 YOUNGER = {
     "agent.repeat_problem": False,
     "eval.final_documents": [],
+    "eval.final_methods": [],
     **flatten(SupervisedConfig(), "supervised."),
     "task.curriculum": [],
     "task.real_share": None,

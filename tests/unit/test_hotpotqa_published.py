@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 
 from clusterkit.capacity.runnable import require_inputs
 from clusterkit.config.resolve import resolve
+from trainer.config import RunConfig
 from trainer.config_tasks import HotpotqaConfig
 from trainer.errors import UserError
+from trainer.evaluate import check_lengths
 from trainer.tasks import make_source
 from trainer.tasks.hotpotqa import make_hotpotqa
 from trainer.tasks.hotpotqa_published import PublishedHotpotQA
@@ -107,6 +110,17 @@ def test_held_out_contexts_may_be_shorter_or_longer_than_trained_ones(train_file
     assert [len(documents(tasks.heldout("test", 0, size))) for size in (0, 10, 50)] == [15, 10, 50]
     with pytest.raises(UserError, match=r"final_documents has 51: .*choose 10 to 50"):
         tasks.heldout("test", 0, 51)
+
+
+def test_what_answers_a_question_is_not_said_and_not_asked_for(train_file: Path) -> None:
+    task, model = {"name": "hotpotqa", "path": str(train_file), "num_documents": 15}, {"path": "/model"}
+    agent = {"template": "memagent"}
+    for methods, refused in ((["rag", "long_context"], False), (["gold"], True)):
+        config = RunConfig.model_validate(
+            {"model": model, "agent": agent, "task": task, "eval": {"num_tasks": 1, "final_methods": methods}}
+        )
+        with pytest.raises(UserError, match=r"gold in eval\.final_methods cannot") if refused else nullcontext():
+            check_lengths(config, source(train_file, num_documents=15))
 
 
 def test_the_dev_file_beside_it_is_what_is_held_out(train_file: Path) -> None:

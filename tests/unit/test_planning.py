@@ -466,7 +466,9 @@ def test_held_out_trajectories_are_those_of_the_trainer(preset: str, task: str) 
 
 
 def test_a_plan_of_the_whole_run_counts_its_evaluations() -> None:
-    read = plan_preset("135M_read", None, ["task.num_documents=12", "eval.final_documents=8,16,32,64"])
+    read = plan_preset(
+        "135M_read", None, ["task.num_documents=12", "eval.final_documents=8,16,32,64", "eval.final_methods=[]"]
+    )
     plan = remote_plan(read.config)
     # Among 12 documents greedy, sampled and with a blank memory 4 chunks each; then 3, 5, 10 and 19; once on the way.
     turns = 2 * (3 * 4 + 3 + 5 + 10 + 19) + 4

@@ -16,13 +16,15 @@ from clusterkit.ui.interval_plot import Line, Point, interval_plot
 TITLE = "Held-out accuracy by the number of documents"
 
 
-def row(documents: int, before: float | None, after: float, *, blank: bool = False, chunks: int = 0) -> dict[str, Any]:
+def row(
+    documents: int, before: float | None, after: float, *, blank: bool = False, chunks: int = 0, method: str = ""
+) -> dict[str, Any]:
     """A row of the closing table; intervals are two points around the scores, and absent of a score of 0."""
     around = {
         f"interval_{name}": [value - 0.02, value + 0.02] if value else None
         for name, value in (("before", before), ("after", after))
     }
-    facts = {"chunks": chunks, "documents": documents, "blank_memory": blank}
+    facts = {"chunks": chunks, "documents": documents, "blank_memory": blank} | ({"method": method} if method else {})
     return {**facts, "before": before, "after": after, **around}
 
 
@@ -74,6 +76,27 @@ def test_a_page_draws_them_below_the_table(tmp_path: Path) -> None:
     ):
         assert told in page
     assert page.count("<circle") == 5  # and the blank memory is a level
+
+
+def test_other_ways_to_read_are_thin_lines_with_their_names(tmp_path: Path) -> None:
+    read = [row(n, 0.3, after, method="rag") for n, after in ((0, 0.22), (8, 0.31), (32, 0.2))]
+    read += [row(0, 0.3, 0.12, method="long_context"), row(0, 0.3, 0.45, method="gold")]
+    summary = {**TABLE, "table": [*TABLE["table"], *read]}
+    scores = document_scores(summary)
+    assert list(scores["rag"]) == [8, 12, 32]
+    assert {name: scores[name] for name in ("before", "after", "blank")} == document_scores(TABLE)
+
+    page = content([RunReader(RunWriter(tmp_path).summary(**summary).run).read()], 0.0)
+
+    for told in (
+        "BM25&#x27;s top 2, after training, documents 32: 20.0 (18.0 … 22.0)",
+        "full context cut to the window, after training, documents 12: 12.0 (10.0 … 14.0)",
+        "gold documents, after training, documents 12: 45.0 (43.0 … 47.0)",
+    ):
+        assert told in page
+    assert "12 documents, BM25&#x27;s top 2" in page
+    assert page.count("stroke-width: 1; stroke-dasharray") == 1, "a line where there are several points"
+    assert page.count('r="2"') == 5
 
 
 @pytest.mark.parametrize("rows", [[row(0, 0.2, 0.3), row(0, 0.1, 0.1, blank=True)], [row(0, 0.2, 0.3, chunks=4)]])

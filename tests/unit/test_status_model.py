@@ -193,11 +193,12 @@ def test_the_eta_includes_the_closing_evaluation_by_what_it_took_before_the_firs
         writer.record("eval", name=name, global_step=step, seconds=seconds, **line)
 
     with hold_lock(writer.run.logs / "run.lock"):
-        for seconds, line in ((30.0, {}), (20.0, {"documents": 8}), (10.0, {"blank_memory": True})):
+        lines: list[dict[str, object]] = [{}, {"documents": 8, "method": ""}, {"blank_memory": True}, {"method": "rag"}]
+        for seconds, line in zip((30.0, 15.0, 10.0, 5.0), lines, strict=True):
             measured("before", 0, seconds, **line)
         assert "ETA" not in told(), "the time of a step is unknown"
         writer.steps(1, 10, total_steps=12)
-        measured("heldout", 10, 15.0)
+        measured("heldout", 10, 15.0, method="")
         assert told().endswith("ETA 1 min 08 s, closing evaluation included")
         status = observe(writer.run, writer.clock)
         assert status.as_dict()["progress"]["closing_evaluation_s"] == 60.0
@@ -205,8 +206,8 @@ def test_the_eta_includes_the_closing_evaluation_by_what_it_took_before_the_firs
         writer.steps(11, 12, total_steps=12)
         measured("after", 12, 25.0)
         assert told().endswith("ETA 30 s, closing evaluation included")
-        measured("after", 12, 25.0, documents=8)
-        measured("after", 12, 25.0, blank_memory=True)
+        for line in lines[1:]:
+            measured("after", 12, 25.0, **line)
         assert "ETA" not in told()
         writer.attempt(resume_step=12, total_steps=14)  # of more steps, after which all is measured again
         assert told().endswith("ETA 1 min 08 s, closing evaluation included")
@@ -366,7 +367,8 @@ def test_a_finished_run_shows_its_own_measure_not_the_last_line_of_its_table(tmp
     measured = {"name": "after", "global_step": 3, "num_tasks": 128}
     writer.record("eval", chunks=0, blank_memory=False, accuracy=0.75, **measured)
     writer.record("eval", chunks=64, blank_memory=False, accuracy=0.5, **measured)
-    writer.record("eval", chunks=0, blank_memory=True, accuracy=0.0, **measured).finish("completed", 3, "")
+    writer.record("eval", chunks=0, blank_memory=True, accuracy=0.0, **measured)
+    writer.record("eval", chunks=0, method="gold", accuracy=0.9, **measured).finish("completed", 3, "")
 
     assert "held-out     75.0% of 128 tasks after step 3" in _text(observe(writer.run, writer.clock + 5))
 

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -36,7 +36,8 @@ class SamplingPlan:
     """How a batch of tasks is rolled out.
 
     purpose: names the seeds apart (training, greedy evaluation …). group_size: trajectories per task. temperature: 0
-    is greedy. blank_memory, banned_final_ids: see `RolloutOptions`.
+    is greedy. blank_memory, banned_final_ids: see `RolloutOptions`. method: of `trainer.agents.ways`, how the documents
+    are read; empty: by the agent as it is.
     """
 
     purpose: str
@@ -44,12 +45,14 @@ class SamplingPlan:
     temperature: float = 1.0
     blank_memory: bool = False
     banned_final_ids: tuple[int, ...] = ()
+    method: str = ""
 
 
 class RolloutController:
     """Runs an agent on an engine. `stop_requested` is asked between turns; True cancels the batch.
 
-    reward: scores the trajectories. window: tokens that a conversation may have; 0: the agent sees to that.
+    reward: scores the trajectories. window: tokens that a conversation of the agent may have; 0: the agent sees to
+    that. ways: who reads by `SamplingPlan.method`; they see to the window themselves.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class RolloutController:
         stop_requested: Callable[[], bool] = lambda: False,
         reward: Reward | None = None,
         window: int = 0,
+        ways: Mapping[str, AnyAgent] | None = None,
     ) -> None:
-        self.agent = agent
+        self.agent, self.ways = agent, ways or {}
         self.reward = reward or Boxed()
         self.meter = ScoreMeter()
         self.window = window
@@ -81,7 +85,11 @@ class RolloutController:
 
     async def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         """As `run`, for an event loop that runs already."""
-        prepared = [self.agent.prepare(task) for task in tasks]
+        if plan.method:  # milliseconds a task: a thread has them, so that trajectories under way go on
+            prepare = self._reader(plan).prepare
+            prepared = await asyncio.to_thread(lambda: [prepare(task) for task in tasks])
+        else:
+            prepared = [self.agent.prepare(task) for task in tasks]
         jobs = [
             asyncio.ensure_future(self._trajectory(task, one, sample, plan))
             for task, one in zip(tasks, prepared, strict=True)
@@ -91,6 +99,9 @@ class RolloutController:
         self._check_failures(done)
         size = plan.group_size
         return [Group(task, done[i * size : (i + 1) * size]) for i, task in enumerate(tasks)]
+
+    def _reader(self, plan: SamplingPlan) -> AnyAgent:
+        return self.ways[plan.method] if plan.method else self.agent
 
     @property
     def _is_ours(self) -> bool:
@@ -141,13 +152,14 @@ class RolloutController:
         if begun is not None:
             options = replace(options, turn_read=begun.turn_read)
         try:
-            return await self._read_and_scored(task, prepared, sample, options, begun, generated)
+            return await self._read_and_scored(self._reader(plan), task, prepared, sample, options, begun, generated)
         finally:
             if begun is not None:
                 begun.close()
 
     async def _read_and_scored(
         self,
+        reader: AnyAgent,
         task: Task,
         prepared: Any,
         sample: int,
@@ -157,7 +169,7 @@ class RolloutController:
     ) -> Trajectory:
         try:
             with self.meter.during("generating"):
-                trajectory = await self.agent.rollout(prepared, self.engine, options)
+                trajectory = await reader.rollout(prepared, self.engine, options)
         except (RolloutInterruptedError, EngineGoneError, asyncio.CancelledError):
             raise
         except GenerationCancelledError as error:
@@ -172,7 +184,8 @@ class RolloutController:
             generated()
             return Trajectory(task.id, [], reward=0.0, error=f"{type(error).__name__}: {error}")
         generated()  # not where it was given up: nothing new may begin while a run ends
-        self._check_window(trajectory)
+        if reader is self.agent:
+            self._check_window(trajectory)
         trajectory.begun = begun
         with self.meter.during("scoring"):
             trajectory.reward = await self._score(task, trajectory)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class SamplerParts:
     """What samplers of all kinds are made of.
 
     stop_ids: token ids that end a response. stop: asked between turns whether the batch is to be given up. window:
-    tokens that a conversation may have.
+    tokens that a conversation may have. ways: of the closing table, by their names.
     """
 
     config: RunConfig
@@ -104,10 +104,12 @@ class SamplerParts:
     stop_ids: set[int]
     stop: Callable[[], bool]
     window: int
+    ways: Mapping[str, AnyAgent] = field(default_factory=dict)
 
     def controller(self, engine: Any) -> RolloutController:
         """A controller over an engine."""
-        return RolloutController(self.agent, engine, self.config.seed, self.stop, self.reward, self.window)
+        c = self.config
+        return RolloutController(self.agent, engine, c.seed, self.stop, self.reward, self.window, self.ways)
 
 
 def embedded_sampler(parts: SamplerParts, replica: Any, policy: PolicyModel) -> EmbeddedSampler:

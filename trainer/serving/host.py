@@ -188,7 +188,8 @@ def expected_requests(config: RunConfig) -> int:
     r, e, servers = config.rollout, config.eval, config.num_servers
     groups = -(-r.batch_size * (1 + r.max_staleness) // servers)
     sampled = groups * (r.group_size + (1 if r.share_prefixes else 0))
-    lines = 2 + len(e.final_chunks) + len(e.final_documents) + e.blank_memory  # the mixture is sampled, too
+    lines = 2 + len(e.final_chunks) + len(config.other_documents) + e.blank_memory  # the mixture is sampled, too
+    lines += len(e.final_methods) * (1 + len(config.other_documents))
     beside, closing = (-(-e.num_tasks * count // servers) for count in (1 if e.every_steps else 0, lines))
     return max(sampled + beside, closing)
 

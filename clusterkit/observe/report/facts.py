@@ -12,7 +12,13 @@ from typing import Any
 from clusterkit.common.origin import masked
 from clusterkit.common.text_plot import count, duration, shares, size
 from clusterkit.observe.report.source import Run, held_out_name
-from clusterkit.runs.final_evaluation import document_scores, read_summary, summary_rows, supervised_text
+from clusterkit.runs.final_evaluation import (
+    document_scores,
+    method_label,
+    read_summary,
+    summary_rows,
+    supervised_text,
+)
 from clusterkit.runs.log.metrics import Record, mapping, number, score_name
 from clusterkit.runs.status import Status
 from clusterkit.ui.interval_plot import Line, Point, interval_plot
@@ -27,6 +33,9 @@ LONG = 70
 
 MOST_ROWS = 30
 """Most rows of a table; older ones are left out."""
+
+CONTROLS = {"gold": 4, "rag": 2, "long_context": 3}
+"""Ways to read that are drawn beside the memory, with their colours."""
 
 _GLYPHS = {"running": "▶", "finished": "✓", "failed": "✗", "killed": "✗", "stalled": "‖", "interrupted": "■"}
 _NOTHING = "-"
@@ -307,11 +316,13 @@ def final_evaluation(runs: Sequence[Run]) -> Html | None:
 def _over_documents(summary: Record) -> Html | None:
     """Return the plot of scores over the number of documents; None where there is one number of them."""
     scores = document_scores(summary)
-    kinds = [("before", "before training", 1, False), ("after", "after training", 0, False)]
+    kinds = {"before": ("before training", 1), "after": ("after training", 0)}
+    kinds |= {name: (f"{method_label(name)}, after training", colour) for name, colour in CONTROLS.items()}
+    kinds["blank"] = ("memory blanked, after training", 6)
     lines = [
-        Line(text, colour, [Point(documents, *score) for documents, score in scores[name].items()], level)
-        for name, text, colour, level in [*kinds, ("blank", "memory blanked, after training", 6, True)]
-        if scores[name]
+        Line(text, colour, [Point(n, *score) for n, score in scores[name].items()], name == "blank", name in CONTROLS)
+        for name, (text, colour) in kinds.items()
+        if scores.get(name)
     ]
     if max(map(len, (scores["before"], scores["after"]))) < 2:
         return None

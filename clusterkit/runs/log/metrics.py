@@ -185,8 +185,8 @@ class History:
 
     @property
     def held_out(self) -> list[Record]:
-        """Evaluations during the run; those at other lengths or with a blanked memory belong to the final table."""
-        other = ("chunks", "documents", "blank_memory")
+        """Evaluations during the run; at other lengths, blanked or read otherwise, they belong to the final table."""
+        other = ("chunks", "documents", "blank_memory", "method")
         return [record for record in self.evals if not any(map(record.get, other))]
 
     @property
@@ -221,7 +221,7 @@ class History:
         return sum(seconds for line, seconds in took.items() if line not in self._closed)
 
     @property
-    def _closed(self) -> set[tuple[int, int, bool]]:
+    def _closed(self) -> set[tuple[int, int, bool, str]]:
         """Lines that this attempt has measured after the last step: one that begins there measures all anew."""
         attempt = whole((self.attempts or self.steps or [{}])[-1], "attempt")
         after = (one for one in self.evals if one.get("name") == "after")
@@ -369,9 +369,10 @@ def _read(file: BinaryIO, begin: int, end: int) -> bytes:
     return file.read(end - begin)
 
 
-def _table_line(record: Record) -> tuple[int, int, bool]:
-    """Return which line of the closing table an evaluation is."""
-    return whole(record, "chunks"), whole(record, "documents"), bool(record.get("blank_memory"))
+def _table_line(record: Record) -> tuple[int, int, bool, str]:
+    """Return which line of the closing table an evaluation is; older records have no method."""
+    method = str(record.get("method") or "")
+    return whole(record, "chunks"), whole(record, "documents"), bool(record.get("blank_memory")), method
 
 
 def latest_checkpoint(records: list[Record], now: float) -> dict[str, Any]:
