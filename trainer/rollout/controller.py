@@ -85,11 +85,11 @@ class RolloutController:
 
     async def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         """As `run`, for an event loop that runs already."""
-        if plan.method:  # milliseconds a task: a thread has them, so that trajectories under way go on
-            prepare = self._reader(plan).prepare
-            prepared = await asyncio.to_thread(lambda: [prepare(task) for task in tasks])
-        else:
-            prepared = [self.agent.prepare(task) for task in tasks]
+        reader, prepared = self._reader(plan), []
+        for task in tasks:
+            prepared.append(reader.prepare(task))
+            if plan.method:  # BM25 takes milliseconds a task: trajectories under way go on between them
+                await asyncio.sleep(0)
         jobs = [
             asyncio.ensure_future(self._trajectory(task, one, sample, plan))
             for task, one in zip(tasks, prepared, strict=True)
