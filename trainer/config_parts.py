@@ -331,8 +331,8 @@ RAG_PARAGRAPHS = 2
 FinalMethod = Literal["rag", "gold", "long_context"]
 METHOD_LABELS: Mapping[str, str] = {
     "rag": f"BM25's top {RAG_PARAGRAPHS}",
-    "gold": "gold documents",
-    "long_context": "full context cut to the window",
+    "gold": "the gold ones alone",
+    "long_context": "all at once, cut to the window",
 }
 """What people are told a line of the closing table is, by its `FinalMethod`."""
 
@@ -353,8 +353,8 @@ class EvalConfig(Section):
     final_methods: list[FinalMethod] = []  # noqa: RUF012 (pydantic copies it)
     """hotpotqa with agent.name=memagent: what the agent is shown, in place of all sections one after the other, in
     further lines of the closing table at each number of documents. rag: the two documents that BM25 finds; gold: those
-    that hold the answer; long_context: all at once, without the middle where it does not fit into the context window.
-    As `clusterkit eval --methods` with reader=agent."""
+    that hold the answer; long_context: all at once, without the middle where it does not fit into the run's context
+    window. As `clusterkit eval --methods` with reader=agent, whose window is the checkpoint's own."""
     blank_memory: bool = True
     """Closing table: also measure with the memory blanked and the policy forced to answer."""
     save_trajectories: Annotated[int, Field(ge=0)] = 8
@@ -375,8 +375,8 @@ class EvalConfig(Section):
             )
         if self.final_methods and not (is_hotpotqa and agent == "memagent"):
             raise ValueError(
-                f"eval.final_methods={self.final_methods} is for task.name=hotpotqa with agent.name=memagent, and this "
-                f"run has task.name={task} and agent.name={agent}: leave it out, or empty it (eval.final_methods=[])"
+                f"eval.final_methods={','.join(self.final_methods)} is for task.name=hotpotqa with agent.name=memagent "
+                f"(this run has task.name={task} and agent.name={agent}): leave it out"
             )
 
 

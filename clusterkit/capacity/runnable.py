@@ -76,7 +76,13 @@ def require_inputs(config: RunConfig, *, started: bool = False) -> None:
     if isinstance(task, MathConfig | SftConfig):
         count_rows(task)
     elif isinstance(task, HotpotqaConfig):
-        if not published_file(task.path):
+        published = published_file(task.path)
+        if published and "gold" in config.eval.final_methods:
+            raise UserError(
+                f"eval.final_methods has gold, and {published} does not say which documents answer a question: leave "
+                "gold out"
+            )
+        if not published:
             source = HotpotQA(task, config.seed, config.cache_dir)  # refuses more documents than there are
             if config.eval.split != "train":
                 for size in config.eval.final_documents:

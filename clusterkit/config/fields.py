@@ -52,6 +52,9 @@ def mapping_entry(key: str, known: Mapping[str, Field]) -> Field | None:
 
 def applies(key: str, values: Mapping[str, Any]) -> bool:
     """Whether a dotted key belongs to the task, agent, reward or engine that the values (by dotted key) choose."""
+    if key == "eval.final_methods":
+        own = {"task": "hotpotqa", "agent": "memagent"}
+        return all(values.get(CHOICES[one].setting, CHOICES[one].default) == name for one, name in own.items())
     section, _, rest = key.partition(".")
     choice = CHOICES.get(section)
     return choice is None or not choice.lacks(values.get(choice.setting, choice.default), rest.partition(".")[0])

@@ -171,8 +171,8 @@ def test_rows_at_numbers_of_documents_have_their_intervals(tmp_path: Path) -> No
     assert [line.partition(" 10.0%")[0] for line in lines[4:9]] == [
         "8 documents, BM25's top 2",
         "16 documents, BM25's top 2",
-        "8 documents, gold documents",
-        "8 documents, full context cut to the window",
+        "8 documents, the gold ones alone",
+        "8 documents, all at once, cut to the window",
         "8 documents, of a newer version",
     ]
     assert "start 600 supervised steps, held-out loss 2.000 → 0.500" in lines

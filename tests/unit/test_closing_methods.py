@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,6 +186,37 @@ def test_before_is_of_the_same_way_to_read_and_older_files_know_the_memory_alone
 def test_a_run_that_cannot_have_them_is_refused(preset: str, task: str | None, overrides: list[str]) -> None:
     with pytest.raises(UserError, match=r"eval\.final_methods=.*is for task\.name=hotpotqa with agent\.name=memagent"):
         resolve(preset, task, [*overrides, "eval.final_methods=rag"])
+
+
+@pytest.mark.parametrize("word", ["agent.name=single_turn", "agent.name=mine:Agent", "task.name=mine:Task"])
+def test_a_preset_has_them_for_its_own_agent_and_task_alone(word: str) -> None:
+    assert resolve("135M_read", None, []).config.eval.final_methods == METHODS
+    # What else the preset has for its task would be in the way of another.
+    alone = [word, "supervised.dataset=", "eval.final_documents=[]"]
+    assert resolve("135M_read", None, alone).config.eval.final_methods == []
+
+
+def test_trajectories_under_way_go_on_while_a_text_is_chosen_and_cut(mini_hotpotqa: Path) -> None:
+    config = config_of(mini_hotpotqa, ["rag"])
+    controller = controller_of(config, Listening())
+    cut, waited = controller.ways["rag"].prepare, []
+    goes_on = threading.Event()
+
+    def prepare(task: Any) -> Any:
+        waited.append(goes_on.wait(30))
+        return cut(task)
+
+    controller.ways = {"rag": SimpleNamespace(prepare=prepare, rollout=controller.ways["rag"].rollout)}
+
+    async def asked() -> None:
+        wanted = heldout_tasks(source_of(config), EvalSpec("test", 1, method="rag"))
+        groups = asyncio.ensure_future(controller.groups(*wanted))
+        await asyncio.sleep(0)
+        goes_on.set()
+        await groups
+
+    asyncio.run(asked())
+    assert waited == [True]
 
 
 def test_an_unknown_one_is_refused() -> None:

@@ -148,7 +148,11 @@ def test_a_run_is_configured_with_verls_own_option(train_file: Path) -> None:
     config = resolve("135M_cpu", "hotpotqa", settings).config
 
     assert isinstance(make_source(config), PublishedHotpotQA)
-    require_inputs(config.model_copy(update={"model": config.model.model_copy(update={"path": None})}))
+    here = {"model": config.model.model_copy(update={"path": None})}
+    require_inputs(config.model_copy(update=here))
+    here["eval"] = config.eval.model_copy(update={"final_methods": ["rag", "gold"]})
+    with pytest.raises(UserError, match=r"eval\.final_methods has gold, .* does not say which documents answer"):
+        require_inputs(config.model_copy(update=here))
 
 
 @pytest.mark.parametrize(

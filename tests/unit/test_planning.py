@@ -218,7 +218,7 @@ def test_the_time_of_a_whole_run_is_told_with_its_conditions() -> None:
     plan = plan_preset("135M_read")
     said = message_of(plan, "hours")
 
-    assert "it took 12 min 02 s to 26 min 32 s from the command to the end" in said
+    assert "it took 13 min 08 s to 26 min 32 s from the command to the end" in said
     assert "an earlier one with rollout.max_staleness=0 on a host whose cores were slower" in said
     assert plan.as_dict()["whole_run"]["high_s"] == 26 * 60 + 32
     assert "nobody has published" not in said + message_of(plan, "checkpoint")

@@ -4,7 +4,9 @@ is chosen beforehand. Runs have them in their closing table (`eval.final_methods
 
 from __future__ import annotations
 
+import copy
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -27,21 +29,23 @@ Find = Callable[[Task], list[str]]
 class FoundText:
     """An agent of text that is chosen of the document; see `AnyAgent`.
 
-    method: name of the way, so that its requests are told from others about the same question.
+    method: name of the way, so that its requests are told from others about the same question. cutter: the agent that
+    cuts the text, in whichever thread `prepare` is called: its tokenizer is one thread's at a time, by the lock.
     """
 
     builtin = True
 
-    def __init__(self, method: str, agent: MemAgent, find: Find) -> None:
-        self.method, self.agent, self.find = method, agent, find
+    def __init__(self, method: str, agent: MemAgent, find: Find, cutter: MemAgent, lock: threading.Lock) -> None:
+        self.method, self.agent, self.find, self.cutter, self.lock = method, agent, find, cutter, lock
 
     def longest_conversation(self) -> int:
         """See `AnyAgent`."""
-        return self.agent.longest_conversation()
+        return self.cutter.longest_conversation()
 
     def prepare(self, task: Task) -> PreparedTask:
         """See `MemAgent`."""
-        return self.agent.prepare(found_text(task, self.method, self.find))
+        with self.lock:
+            return self.cutter.prepare(found_text(task, self.method, self.find))
 
     async def rollout(self, prepared: PreparedTask, engine: Engine, options: RolloutOptions) -> Trajectory:
         """See `MemAgent`."""
@@ -61,8 +65,11 @@ def make_ways(config: RunConfig, agent: AnyAgent, window: int) -> dict[str, AnyA
         "gold": gold_paragraphs,
         "long_context": lambda task: [document_of(task)],
     }
-    whole = in_one_section(agent, window) if "long_context" in methods else agent
-    return {name: FoundText(name, whole if name == "long_context" else agent, finds[name]) for name in methods}
+    cutter, lock = MemAgent(agent.config, copy.deepcopy(agent.tokenizer)), threading.Lock()
+    whole = in_one_section(cutter, window)
+    return {
+        name: FoundText(name, agent, finds[name], whole if name == "long_context" else cutter, lock) for name in methods
+    }
 
 
 def in_one_section(agent: MemAgent, window: int) -> MemAgent:

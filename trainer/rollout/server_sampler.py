@@ -126,7 +126,7 @@ class ServedSampler(Sampler):
         async def wait_for(served: Served, number: int) -> list[Group]:
             while lists and (one := lists.pop(0)):
                 jobs.append(asyncio.ensure_future(self._groups(served, *one)))
-                await asyncio.sleep(0)  # it is prepared now; the first of its requests go out, or the run stops
+                await asyncio.sleep(0)  # the memory's lines are prepared now; first requests go out, or the run stops
             job = jobs[number]
             assert job is not None
             groups = await job
