@@ -460,7 +460,7 @@ def set_up(
     )
 
     async def connected(host: Host) -> Session:
-        return await connect(host, ssh.options(connect_timeout=2.0, username="root"))
+        return await connect(host, ssh.options(connect_timeout=30.0, username="root"))
 
     async def scenario() -> Report:
         async with somebody_else(held):

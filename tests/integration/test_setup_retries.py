@@ -55,7 +55,7 @@ class Touch(Stage):
         assert session is not None
         async with runner.timed(self.name):
             self.before(runner.host.name)
-            await session.run(f"echo done >>{self.folder}/{runner.host.name}", timeout=5.0)
+            await session.run(f"echo done >>{self.folder}/{runner.host.name}", timeout=30.0)
             self.seen.append(runner.host.name)
             runner.show(self.name, State.OK)
 
@@ -70,7 +70,7 @@ def run(ssh: Ssh, hosts: list[Host], stage: Stage, tmp_path: Path, *, retries: i
     )
 
     async def connected(host: Host) -> Session:
-        return await connect(host, ssh.options(connect_timeout=2.0, username="root"))
+        return await connect(host, ssh.options(connect_timeout=30.0, username="root"))
 
     async def scenario() -> Report:
         return await Setup(request, connected, lambda _: None).run()
