@@ -331,7 +331,7 @@ RAG_PARAGRAPHS = 2
 FinalMethod = Literal["rag", "gold", "long_context"]
 METHOD_LABELS: Mapping[str, str] = {
     "rag": f"BM25's top {RAG_PARAGRAPHS}",
-    "gold": "the gold ones alone",
+    "gold": "gold documents alone",
     "long_context": "all at once, cut to the window",
 }
 """What people are told a line of the closing table is, by its `FinalMethod`."""

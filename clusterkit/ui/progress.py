@@ -207,5 +207,6 @@ def _measured(record: Record) -> str:
         return f" ({record.get('num_tasks', '?')} tasks)"
     lengths = [f"{record[unit]} {unit}" for unit in ("chunks", "documents") if record.get(unit)]
     where = f" at {lengths[0]}" if lengths else " as trained"
-    where += f", {method_label(str(record['method']))}" if record.get("method") else ""
+    if record.get("method"):
+        where = f" with {method_label(str(record['method']))}{where if lengths else ''}"
     return f"{where}, memory blanked" if record.get("blank_memory") else where

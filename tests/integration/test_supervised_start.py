@@ -146,7 +146,7 @@ def test_reinforcement_starts_from_what_was_supervised_and_the_table_compares_bo
     assert "5 documents, all at once, cut to the window" in text
     assert f"{START_STEPS} supervised steps, held-out loss" in text
     assert "span/f1" in text
-    assert len(re.findall(r"Evaluation after \(5 documents, the gold ones alone\): F1 \d", trial.log())) == 1
+    assert len(re.findall(r"Evaluation after \(5 documents, gold documents alone\): F1 \d", trial.log())) == 1
     assert "bm25s" not in trial.log() + trial.said()
     # The log has no line of a step or an end that is not the run's.
     assert trial.log().count("finishes. Average #tokens") == STEPS

@@ -37,7 +37,7 @@ def test_plain_lines_tell_every_step_checkpoint_and_warning(tmp_path: Path, caps
         "held-out accuracy 50.0% (128 tasks) after step 2",
         "checkpoint after step 2: actor/x",
         "after: accuracy 0.0% at 64 chunks, memory blanked",
-        "after: accuracy 25.0% at 8 documents, BM25's top 2",
+        "after: accuracy 25.0% with BM25's top 2 at 8 documents",
     ]
 
 
@@ -171,7 +171,7 @@ def test_rows_at_numbers_of_documents_have_their_intervals(tmp_path: Path) -> No
     assert [line.partition(" 10.0%")[0] for line in lines[4:9]] == [
         "8 documents, BM25's top 2",
         "16 documents, BM25's top 2",
-        "8 documents, the gold ones alone",
+        "8 documents, gold documents alone",
         "8 documents, all at once, cut to the window",
         "8 documents, of a newer version",
     ]

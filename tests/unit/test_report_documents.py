@@ -91,7 +91,7 @@ def test_other_ways_to_read_are_thin_lines_with_their_names(tmp_path: Path) -> N
     for told in (
         "BM25&#x27;s top 2, after training, documents 32: 20.0 (18.0 … 22.0)",
         "all at once, cut to the window, after training, documents 12: 12.0 (10.0 … 14.0)",
-        "the gold ones alone, after training, documents 12: 45.0 (43.0 … 47.0)",
+        "gold documents alone, after training, documents 12: 45.0 (43.0 … 47.0)",
     ):
         assert told in page
     assert "12 documents, BM25&#x27;s top 2" in page

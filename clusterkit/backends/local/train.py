@@ -113,10 +113,10 @@ def follow(
         progress.show(history, news)
 
     def interrupted() -> None:
-        progress.say(
-            "stopping: the step under way is finished, then a recover checkpoint is written; interrupt again to kill "
-            "the trainer at once"
-        )
+        doing = "the step under way is finished, then a recover checkpoint is written"
+        if history.is_closing:
+            doing = "held-out tasks are being measured, all of which the same command does anew"
+        progress.say(f"stopping: {doing}; interrupt again to kill the trainer at once")
 
     ends: list[Ended] = []
     while True:
