@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/checkpoints.py [--shape 135M] [--ranks 1 4] [--dtype bfloat16] [--repeat 3]
 
 For every number of ranks it prints, of a persistent checkpoint that the training waits for, of one in the background,
-and of a recover checkpoint in the background: seconds that the training is held up, seconds until it is whole (medians
-over --repeat, after one that is not counted), and the largest growth of a rank's peak memory, as bytes and as share of
-the whole model in float32. Weights are random, files go to $CLUSTERKIT_BENCH_DISK or /tmp.
+and of a recover checkpoint in the background: seconds that the training is held up, seconds until it is whole (of the
+first, which makes room in host memory, and medians of the --repeat after it), and the largest growth of a rank's peak
+memory, as bytes and as share of the whole model in float32. Weights are random, files go to $CLUSTERKIT_BENCH_DISK or
+/tmp.
 """
 
 from __future__ import annotations
@@ -79,10 +80,11 @@ def rank_main(rank: int, folder: Path, a: argparse.Namespace, ranks: int) -> Non
     for name, way in ways.items():
         found = [peak_growth(way) for _ in range(a.repeat + 1)]
         growth = max(world.gather(max(record["growth"] for record in found)))
-        stalls, seconds = ([record[key] for record in found[1:]] for key in ("stall_s", "seconds"))
+        stalls, seconds = ([record[key] for record in found] for key in ("stall_s", "seconds"))
         told = {
-            "ranks": ranks, "what": name, "bytes": found[0]["bytes"], "stall_s": round(median(stalls), 3),
-            "seconds": round(median(seconds), 3), "growth_of_a_rank": growth, "of_model": round(growth / whole, 3),
+            "ranks": ranks, "what": name, "bytes": found[0]["bytes"], "first_stall_s": round(stalls[0], 3),
+            "first_seconds": round(seconds[0], 3), "stall_s": round(median(stalls[1:]), 3),
+            "seconds": round(median(seconds[1:]), 3), "growth_of_a_rank": growth, "of_model": round(growth / whole, 3),
         }  # fmt: skip
         if world.is_main:
             print(json.dumps(told), flush=True)

@@ -61,7 +61,8 @@ def of_several(model: str, limit: Words, served: Words, small: bool) -> list[Par
     tokens = ("--tokens", "16384" if small else "32768")
     step = ("memory_step.py", model, *limit, *served, "--orders", "section_first", "--steps", "3")
     turns = (*step, *tokens, "--staleness", "0", "--allocation")
-    large = ("--shape", "7B", "--keep-activations", "full", "--tokens", "16384", "--documents", "8")
+    large = ("--shape", "7B", "--keep-activations", "full", "--tokens", "16384", "--documents", "4")
+    large += ("--set", "train.compile=false")  # publishing does not depend on it
     width = ("training.py", "--shape", "7B", "--seconds", "4", "--tokens", "8192", "--micro-batches", "4", "--variants")
     huge = ("training.py", "--shape", "32B", "--variants", "compiled, full", "--layouts", "d4", *SHORT)
     grouped = ("--staleness", "0", "--allocation", "sglang:d2+fsdp:d2", "--servers-per-group", "16", "1")
