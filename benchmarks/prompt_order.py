@@ -5,8 +5,9 @@
 
 Real runs of the trainer (`python -m trainer`) of a preset: every seed with each of four wordings, the same seeds, steps
 and held-out questions. `tiny` builds its model from nothing on one CPU thread a run (three seeds, 60 steps); `135M`
-is SmolLM2-135M-Instruct's folder on the GPUs that are visible, which the runs share (two seeds, 20 steps). Any setting
-can be given as key=value. Warm-ups are kept in FOLDER/cache, and runs of one wording and seed share theirs.
+is SmolLM2-135M-Instruct's folder on the GPUs that are visible, which the runs share (two seeds, 20 steps): servers of
+one GPU start one after another, for each takes its share of the memory that it finds free. Any setting can be given as
+key=value. Warm-ups are kept in FOLDER/cache, and runs of one wording and seed share theirs.
 
 Printed: a JSON line a run as soon as it is over (also in FOLDER/runs.jsonl), and at the end a table: held-out accuracy
 before and after at the longest trained length and at 16 times that, as a mean over the seeds, with the interval of all
@@ -28,7 +29,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ from clusterkit.config.resolve import resolve
 from evaluation.metrics import score_interval
 from trainer.config import RunConfig
 from trainer.paths import RunPaths
+from trainer.serving import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = {
@@ -54,7 +58,11 @@ FAR = 16
 """Times the longest trained document."""
 GRACE_SECONDS = 45.0
 """For an interrupted run to finish its step, write its recover checkpoint and end its servers."""
+STARTS = 3
+"""Of a run that fails: another may have taken the memory that its server began with."""
 STOP = threading.Event()
+STARTING: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+"""By GPU, held while a server starts on it."""
 PRINTING = threading.Lock()
 
 
@@ -157,39 +165,51 @@ def runs(arguments: argparse.Namespace, out: Path) -> list[Run]:
 
 def carry_out(run: Run, out: Path, gpu: str, deadline: float) -> None:
     """Train a run until it is complete or time is over, then print its line."""
-    if run.summary() is None and not STOP.is_set() and time.monotonic() < deadline:
-        file = out / f"{run.config.trial_name}.yaml"
-        file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "CUDA_VISIBLE_DEVICES": gpu,
-        }
-        if not gpu:
-            environment["OMP_NUM_THREADS"] = "1"
-        with file.with_suffix(".log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "trainer", str(file)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C reaches it once, from here
-            )
-            _wait(process, deadline)
+    for _ in range(STARTS):
+        if run.summary() is not None or STOP.is_set() or time.monotonic() >= deadline:
+            break
+        train(run, out, gpu, deadline)
     tell(run, out)
 
 
-def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
-    while process.poll() is None and not STOP.is_set() and time.monotonic() < deadline:
+def train(run: Run, out: Path, gpu: str, deadline: float) -> None:
+    """One start of a run, to its end or the deadline's."""
+    file = out / f"{run.config.trial_name}.yaml"
+    file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "CUDA_VISIBLE_DEVICES": gpu,
+    }
+    if not gpu:
+        environment["OMP_NUM_THREADS"] = "1"
+
+    def over() -> bool:
+        return process.poll() is not None or STOP.is_set() or time.monotonic() >= deadline
+
+    with file.with_suffix(".log").open("ab") as log, STARTING[gpu] if gpu else nullcontext():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainer", str(file)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C reaches it once, from here
+        )
+        while gpu and not over() and not has_server(run):
+            STOP.wait(0.5)
+    while not over():
         STOP.wait(0.5)
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def has_server(run: Run) -> bool:
+    return any(one.state == "ready" for one in registry.read(registry.folder_of(run.logs)))
 
 
 def tell(run: Run, out: Path) -> None:
