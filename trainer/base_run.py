@@ -293,10 +293,7 @@ class SteppedRun(ABC):
         kept = f"a recover checkpoint of step {step} is written" if step else self._kept_before()
         again = " without recover_mode=disabled" if kept and self.config.recover_mode == "disabled" else ""
         kept = kept or "no step was finished yet"
-        last = ", and measures its last evaluation anew" if step and step == self.course.total_steps else ""
-        raise InterruptedRunError(
-            f"interrupted after step {step}: {kept}; the same command{again} goes on from there{last}"
-        )
+        raise InterruptedRunError(f"interrupted after step {step}: {kept}; the same command{again} goes on from there")
 
     def _kept_before(self) -> str:
         """What is kept of the run before its first step, in words; empty where that is nothing."""

@@ -27,7 +27,8 @@ from trainer.evaluate import (
     table_specs,
     trained_chunks,
 )
-from trainer.heldout import HeldoutTrajectories
+from trainer.heldout import AFTER, BEFORE, HeldoutTrajectories
+from trainer.measured import MeasuredLines
 from trainer.metrics import eval_scalars
 from trainer.placement import gives_memory_away
 from trainer.rewards import reward_counts
@@ -71,6 +72,7 @@ class TrainingRun(SteppedRun):
         self.evaluates = self._holds_out()
         kept = config.eval.save_trajectories if world.is_main else 0
         self.heldout = HeldoutTrajectories(self.paths.logs, kept, agent, self.tokenizer)
+        self.measured = MeasuredLines(self.paths.logs, config)
         window = context_window(origin.lm, config.model)
         check_window(agent, window, config.train.max_tokens_per_mb)
         packed = config.train.max_tokens_per_mb
@@ -104,6 +106,8 @@ class TrainingRun(SteppedRun):
         """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
         try:
             self._recover()
+            if self.world.is_main and self.state.global_step < self.course.total_steps:
+                self.measured.forget()
             self.sampler.begin(self.state.next_task, self.state.taken)
             self._announce()
             if not gives_memory_away(self.config):  # else there is room only once the server has freed its memory
@@ -232,7 +236,7 @@ class TrainingRun(SteppedRun):
 
     def _finish(self) -> None:
         """Closing table, summary and the end of the log."""
-        results = self._measure_all("after") if self.evaluates else {}
+        results = self._measure_all(AFTER) if self.evaluates else {}
         self._close(
             num_tasks=max((result.num_tasks for result in results.values()), default=0),
             trained_chunks=trained_chunks(self.config),
@@ -242,6 +246,8 @@ class TrainingRun(SteppedRun):
             table=closing_table(self.paths.logs, results),
             **summary_facts(self.paths),
         )
+        if self.world.is_main:
+            self.measured.forget()
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -264,7 +270,7 @@ class TrainingRun(SteppedRun):
         return False
 
     def _evaluate_before(self) -> None:
-        results = self._measure_all("before")
+        results = self._measure_all(BEFORE)
         if self.world.is_main:
             store_before(self.paths.logs, results)
 
@@ -275,21 +281,33 @@ class TrainingRun(SteppedRun):
         self.monitor.scalars(eval_scalars({"accuracy": greedy.accuracy, "metrics": greedy.metrics}), number)
 
     def _measure_all(self, name: str) -> dict[EvalSpec, EvalResult]:
-        """All lines of the closing table; the training mixture is also sampled at the training temperature."""
+        """All lines of the closing table; the training mixture is also sampled at the training temperature.
+
+        name: BEFORE or AFTER. After the last step lines that an earlier attempt has measured are taken over.
+        """
         # The tiny model has a word for an answer that it does not know: where the memory is blanked it must guess.
         refusal_ids = tuple(encode(self.tokenizer, NO_FACT)) if self.config.agent.template == "words" else ()
-        mixture, *others = table_specs(self.config, refusal_ids)
-        asked = [replace(mixture, temperature=self.config.rollout.temperature), mixture, *others]
-        measured = self.sampler.each(heldout_tasks(self.source, spec) for spec in asked)
-        sampled = result_of(*next(measured))
-        results = {}
-        for spec, (groups, seconds) in zip(asked[1:], measured, strict=True):
+        lines, step = table_specs(self.config, refusal_ids), self.state.global_step
+        kept = self.world.broadcast(self.measured.read(step) if name == AFTER and self.world.is_main else {})
+        results = {spec: replace(kept[spec], seconds=0.0) for spec in lines if spec in kept}  # counted back then
+        missing = [spec for spec in lines if spec not in results]
+        if results:
+            self.monitor.info(f"{len(results)} lines of the closing table were measured by an earlier attempt.")
+        for spec, result in results.items():
+            self._report_eval(name, step, spec, result)
+        sampled = [replace(s, temperature=self.config.rollout.temperature) for s in missing if s.is_mixture]
+        measured = self.sampler.each(heldout_tasks(self.source, spec) for spec in (*sampled, *missing))
+        first = [result_of(*next(measured)) for _ in sampled]
+        for spec, (groups, seconds) in zip(missing, measured, strict=True):
             result = result_of(groups, seconds)
             if spec.is_mixture:
                 self.heldout.write(groups, name)
-                result = replace(result, sampled_accuracy=sampled.accuracy, seconds=seconds + sampled.seconds)
-            self._report_eval(name, self.state.global_step, spec, result)
+                (one,) = first
+                result = replace(result, sampled_accuracy=one.accuracy, seconds=seconds + one.seconds)
             results[spec] = result
+            if name == AFTER and self.world.is_main:
+                self.measured.keep(step, results)
+            self._report_eval(name, step, spec, result)
         return results
 
     def _report_eval(self, name: str, number: int, line: EvalSpec, result: EvalResult) -> None:

@@ -141,7 +141,7 @@ def live_lines(history: History, now: float) -> list[str]:
         lines.append(f"recover      checkpoint after step {recover.get('global_step', '?')}, {age} ago")
     if history.is_closing:
         name = score_name(*measured[-1:])
-        lines.append(f"closing      measuring held-out {name}, {history.closing_lines} lines of the table done")
+        lines.append(f"closing      measuring held-out {name}, {history.closing_text}")
     return lines
 
 

@@ -28,7 +28,7 @@ def status_lines(status: Status, named: str = "", again: str = "") -> list[str]:
     elif status.alive and history.is_before_first_step:
         rows.append(("start", f"measuring held-out tasks before step 1, {len(history.evals)} lines of the table done"))
     elif status.alive and history.is_closing:
-        rows.append(("closing", f"measuring held-out tasks, {history.closing_lines} lines of the table done"))
+        rows.append(("closing", f"measuring held-out tasks, {history.closing_text}"))
     for name in ("task_reward", "loss"):
         if values := history.stat(name):
             rows.append((name, f"{values[-1]:.3f}  {sparkline(values)}  (first {values[0]:.3f})"))

@@ -111,6 +111,32 @@ def test_killed_before_its_closing_table_a_run_still_gets_one(forks: Forks, shor
     assert len(short.records("step")) == steps
 
 
+def test_killed_within_its_closing_table_a_run_measures_only_what_is_missing(forks: Forks, short: Trial) -> None:
+    short.change(**{"eval.final_chunks": [3, 96], "train.total_steps": 5})
+    (short.paths.logs / "summary.json").unlink()
+    before = len(short.records("eval"))
+    attempt = forks.start(short)
+    assert attempt.reach(lambda: len(short.records("eval")) >= before + 2), short.said()
+    attempt.send(signal.SIGKILL)
+    assert attempt.end() == -signal.SIGKILL
+    assert not (short.paths.logs / "summary.json").exists(), "it was over before it was killed"
+    measured = short.records("eval")[before:]
+
+    assert forks.run(short) == 0, short.said()
+
+    again = short.records("eval")[before + len(measured) :]
+    told = f"{len(measured)} lines of the closing table were measured by an earlier attempt."
+    assert told in short.log()
+    assert [r["seconds"] > 0 for r in again] == [False] * len(measured) + [True] * (len(again) - len(measured))
+    assert [r["accuracy"] for r in again[: len(measured)]] == [r["accuracy"] for r in measured]
+    assert not (short.paths.logs / "after.json").exists()
+    table = short.summary()["table"]
+    (short.paths.logs / "summary.json").unlink()
+    assert forks.run(short) == 0, short.said()
+    assert short.summary()["table"] == table
+    assert all(r["seconds"] > 0 for r in short.records("eval")[before + len(measured) + len(again) :])
+
+
 def test_resume_demands_a_checkpoint(forks: Forks, new_trial: NewTrial) -> None:
     trial = new_trial(recover_mode="resume")
     assert forks.run(trial) == 2

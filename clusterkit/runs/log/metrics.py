@@ -211,18 +211,29 @@ class History:
         return len(self._closed)
 
     @property
+    def closing_text(self) -> str:
+        """How far the closing table is, in words; of how many lines, where they were measured before the first step."""
+        before = len(self._before)
+        of = f" of {before}" if before >= max(self.closing_lines, 1) else ""
+        return f"{self.closing_lines}{of} lines of the table done"
+
+    @property
     def closing_seconds(self) -> float:
         """Seconds of the lines of the closing table that are to come, by what each took before the first step.
 
         0 where that is not known: nothing was measured before, or nothing is held out.
         """
+        return sum(seconds for line, seconds in self._before.items() if line not in self._closed)
+
+    @property
+    def _before(self) -> dict[tuple[int, int, bool, str], float]:
+        """Lines that were measured before the first step, with the seconds that they took."""
         before = [*self.before, *(one for one in self.evals if one.get("name") == "before")]
-        took = {_table_line(one): number(one, "seconds") or 0.0 for one in before}
-        return sum(seconds for line, seconds in took.items() if line not in self._closed)
+        return {_table_line(one): number(one, "seconds") or 0.0 for one in before}
 
     @property
     def _closed(self) -> set[tuple[int, int, bool, str]]:
-        """Lines that this attempt has measured after the last step: one that begins there measures all anew."""
+        """Lines that this attempt has after the last step; it records those again that it takes over."""
         attempt = whole((self.attempts or self.steps or [{}])[-1], "attempt")
         after = (one for one in self.evals if one.get("name") == "after")
         return {_table_line(one) for one in after if whole(one, "attempt") == attempt}
