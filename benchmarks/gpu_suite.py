@@ -74,7 +74,7 @@ def of_several(model: str, limit: Words, served: Words, small: bool) -> list[Par
         Part("shared-4", (*turns, "sglang:d4|fsdp:d4"), 180, 420, 4),
         Part("math-4", (*turns, "sglang:d4|fsdp:d4", "--workload", "math"), 180, 420, 4),
         Part("layouts-4", (*width, *layouts, "d1", "d2", "d4", "d4s2"), 250, 500, 4),
-        Part("tensor-4", (*width, *layouts, "d2t2"), 100, 300, 4),
+        Part("tensor-4", (*width, *layouts, "d1", "d2t2"), 150, 400, 4),
         Part("lost-4", ("lost.py", model, *limit, *served, *tokens, *LOST), 240, 450, 4),
         Part("7B-4", (*width, "compiled, full", "--layouts", "d4", "d4s2"), 120, 300, 4),
         Part("prefixes-4", ("prefixes.py", *tokens, "--ranks", "1", "2", "4", *PREFIXES), 300, 450, 4),
@@ -118,13 +118,13 @@ def parts(model: str, data: str, flags: str, cpu: bool, small: bool = False) -> 
     hotpotqa = (*train, "--task", "hotpotqa", f"task.path={data}/hotpotqa", "train.total_steps=25")
     scores = ("evaluation.py", model, "--data-path", data, *served)
     by_length = ("--parts", "hqa", "--chunk", "512", "--memory", "32", "--final", "16")
-    wordings = ("prompt_order.py", "135M", "servers.prefill_delay_ms=100", "--model", model, "--out", "{out}", *limit)
+    wordings = ("prompt_order.py", "135M", "servers.prefill_delay_ms=100", "--model", model, *limit, *served)
     compiled = ("--shape", "1.5B", "--variants", "compiled", "--micro-batches", "4")
     shared = ("--colocated", "--staleness", "0", "--steps", "2")
     adapters = ("training.py", "--shape", "1.5B", "--variants", "compiled", "--lora", "0", "64", "--micro-batches", "1")
     return [
         *of_several(model, limit, served, small),
-        Part("wordings-4", (*wordings, "--jobs", "8"), 500, 1000, 4),
+        Part("wordings-4", (*wordings, "--out", "{out}", "--jobs", "8"), 500, 1000, 4),
         Part("lora-1.5B", (*adapters, "--seconds", "5"), 100, 240),
         Part("long-rows", ("long_rows.py",), 300, 500),
         Part("hqa", (*scores, *by_length), 300, 800, alone=True),

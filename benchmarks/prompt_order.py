@@ -44,6 +44,7 @@ from gpu_suite import visible_gpus
 from clusterkit.config.resolve import resolve
 from evaluation.metrics import score_interval
 from trainer.config import RunConfig
+from trainer.launch.retries import REFUSED
 from trainer.paths import RunPaths
 from trainer.serving import registry
 
@@ -166,14 +167,13 @@ def runs(arguments: argparse.Namespace, out: Path) -> list[Run]:
 def carry_out(run: Run, out: Path, gpu: str, deadline: float) -> None:
     """Train a run until it is complete or time is over, then print its line."""
     for _ in range(STARTS):
-        if run.summary() is not None or STOP.is_set() or time.monotonic() >= deadline:
+        if run.summary() is not None or train(run, out, gpu, deadline) in (0, REFUSED):
             break
-        train(run, out, gpu, deadline)
     tell(run, out)
 
 
-def train(run: Run, out: Path, gpu: str, deadline: float) -> None:
-    """One start of a run, to its end or the deadline's."""
+def train(run: Run, out: Path, gpu: str, deadline: float) -> int:
+    """One start of a run, to its end or the deadline's; its exit code, 0 where no time is left for it."""
     file = out / f"{run.config.trial_name}.yaml"
     file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
     environment = {
@@ -185,19 +185,23 @@ def train(run: Run, out: Path, gpu: str, deadline: float) -> None:
         environment["OMP_NUM_THREADS"] = "1"
 
     def over() -> bool:
-        return process.poll() is not None or STOP.is_set() or time.monotonic() >= deadline
+        return STOP.is_set() or time.monotonic() >= deadline
 
-    with file.with_suffix(".log").open("ab") as log, STARTING[gpu] if gpu else nullcontext():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trainer", str(file)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C reaches it once, from here
-        )
-        while gpu and not over() and not has_server(run):
+    waits = gpu and run.config.engine != "embedded"
+    with STARTING[gpu] if waits else nullcontext():
+        if over():
+            return 0
+        with file.with_suffix(".log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "trainer", str(file)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C reaches it once, from here
+            )
+        while waits and process.poll() is None and not over() and not has_server(run):
             STOP.wait(0.5)
-    while not over():
+    while process.poll() is None and not over():
         STOP.wait(0.5)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -205,11 +209,11 @@ def train(run: Run, out: Path, gpu: str, deadline: float) -> None:
             process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    return process.wait()
 
 
 def has_server(run: Run) -> bool:
-    return any(one.state == "ready" for one in registry.read(registry.folder_of(run.logs)))
+    return any(one.state == "ready" and one.alive_here() for one in registry.read(registry.folder_of(run.logs)))
 
 
 def tell(run: Run, out: Path) -> None:

@@ -33,10 +33,11 @@ class RunWriter:
             file.write(json.dumps(line) + "\n")
         return self
 
-    def attempt(self, resume_step: int = 0, total_steps: int = 30) -> RunWriter:
+    def attempt(self, resume_step: int = 0, total_steps: int = 30, **more: int) -> RunWriter:
         self.number += 1
         (self.run.logs / f"attempt_{self.number}").mkdir()
-        return self.record("attempt", pid=1, ranks=1, threads=1, resume_step=resume_step, total_steps=total_steps)
+        steps = {"resume_step": resume_step, "total_steps": total_steps}
+        return self.record("attempt", pid=1, ranks=1, threads=1, **steps, **more)
 
     def steps(self, first: int, last: int, seconds: float = 4.0, total_steps: int = 30) -> RunWriter:
         for step in range(first, last + 1):

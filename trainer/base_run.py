@@ -83,6 +83,7 @@ class SteppedRun(ABC):
         self.store = RecoverStore(self.paths.recover, self.writer)
         self.state = RunState(global_step=0, next_task=0, optimizer_steps=0, version=0, seconds=0.0)
         self.saved_step = 0
+        self.table_lines = 0  # of the closing table, where there is one
         # Rank 0 writes it.
         self.fingerprint = settings_and_data(config, attempt.start.data) if world.is_main else {}
         self.skipped_in_row = 0
@@ -272,7 +273,10 @@ class SteppedRun(ABC):
         self._look_for_room()
         step = self.state.global_step
         kind, total = self.config.trainer.type, self.course.total_steps
-        self.monitor.record("attempt", type=kind, resume_step=step, total_steps=total, **self.world.facts())
+        self.monitor.record(
+            "attempt", type=kind, resume_step=step, total_steps=total, table_lines=self.table_lines,
+            **self.world.facts(),
+        )  # fmt: skip
         if step:
             position = self.course.position(step)
             self.monitor.info(

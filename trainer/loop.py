@@ -70,6 +70,7 @@ class TrainingRun(SteppedRun):
         self.idle_in_row, self.told_room = 0, False
         self.reward_metrics = RewardMetrics(self.monitor.warn)
         self.evaluates = self._holds_out()
+        self.table_lines = len(table_specs(config)) if self.evaluates else 0
         kept = config.eval.save_trajectories if world.is_main else 0
         self.heldout = HeldoutTrajectories(self.paths.logs, kept, agent, self.tokenizer)
         self.measured = MeasuredLines(self.paths.logs, config)
@@ -106,8 +107,8 @@ class TrainingRun(SteppedRun):
         """Train until the last step. Raises InterruptedRunError when asked to stop; a recover checkpoint is there."""
         try:
             self._recover()
-            if self.world.is_main and self.state.global_step < self.course.total_steps:
-                self.measured.forget()
+            if self.world.is_main and not self.saved_step == self.state.global_step == self.course.total_steps:
+                self.measured.forget()  # the weights of the closing table will be, or are, other ones
             self.sampler.begin(self.state.next_task, self.state.taken)
             self._announce()
             if not gives_memory_away(self.config):  # else there is room only once the server has freed its memory
@@ -289,26 +290,25 @@ class TrainingRun(SteppedRun):
         refusal_ids = tuple(encode(self.tokenizer, NO_FACT)) if self.config.agent.template == "words" else ()
         lines, step = table_specs(self.config, refusal_ids), self.state.global_step
         kept = self.world.broadcast(self.measured.read(step) if name == AFTER and self.world.is_main else {})
-        results = {spec: replace(kept[spec], seconds=0.0) for spec in lines if spec in kept}  # counted back then
+        results = {spec: replace(kept[spec], seconds=0.0) for spec in lines if spec in kept}
         missing = [spec for spec in lines if spec not in results]
         if results:
-            self.monitor.info(f"{len(results)} lines of the closing table were measured by an earlier attempt.")
+            self.monitor.info(f"Of the closing table {len(results)} of {len(lines)} lines are there already.")
         for spec, result in results.items():
             self._report_eval(name, step, spec, result)
-        sampled = [replace(s, temperature=self.config.rollout.temperature) for s in missing if s.is_mixture]
-        measured = self.sampler.each(heldout_tasks(self.source, spec) for spec in (*sampled, *missing))
-        first = [result_of(*next(measured)) for _ in sampled]
+        at_temperature = [replace(s, temperature=self.config.rollout.temperature) for s in missing if s.is_mixture]
+        measured = self.sampler.each(heldout_tasks(self.source, spec) for spec in (*at_temperature, *missing))
+        sampled = result_of(*next(measured)) if at_temperature else None
         for spec, (groups, seconds) in zip(missing, measured, strict=True):
             result = result_of(groups, seconds)
-            if spec.is_mixture:
+            if spec.is_mixture and sampled is not None:
                 self.heldout.write(groups, name)
-                (one,) = first
-                result = replace(result, sampled_accuracy=one.accuracy, seconds=seconds + one.seconds)
+                result = replace(result, sampled_accuracy=sampled.accuracy, seconds=seconds + sampled.seconds)
             results[spec] = result
             if name == AFTER and self.world.is_main:
                 self.measured.keep(step, results)
             self._report_eval(name, step, spec, result)
-        return results
+        return {spec: results[spec] for spec in lines}
 
     def _report_eval(self, name: str, number: int, line: EvalSpec, result: EvalResult) -> None:
         self.monitor.record(

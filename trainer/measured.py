@@ -12,20 +12,21 @@ from trainer.config import RunConfig
 from trainer.evaluate import EvalResult, EvalSpec
 from trainer.files import write_atomic
 
-AFTER = "after.json"
+FILE = "after.json"
 
 
 class MeasuredLines:
-    """Keeps results of the weights after the last step, for the same settings. With classes of the user's own nothing
-    is kept: their code may be another one in the next attempt.
+    """Keeps results of the weights after the last step, for the same settings; not those with failed trajectories.
+    Nothing is kept where a judge or classes of the user's own measure: they may be other ones in the next attempt.
 
     Args:
         folder: the run's logs.
     """
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
-        self.path = folder / AFTER
-        self._keeps = not config.custom
+        self.path = folder / FILE
+        judged = config.reward.name == "memalpha" and config.judge.reader == "server"
+        self._keeps = not (config.custom or judged)
         text = config.model_dump_json(exclude={"recover_mode"})  # which an interrupted run has another one of
         self._settings = hashlib.sha256(text.encode()).hexdigest()
 
@@ -36,13 +37,17 @@ class MeasuredLines:
             if not self._keeps or (stored["step"], stored["settings"]) != (step, self._settings):
                 return {}
             return dict(_line(row) for row in stored["lines"])
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return {}
 
     def keep(self, step: int, results: dict[EvalSpec, EvalResult]) -> None:
-        """Write all that is measured. Raises OSError."""
+        """Write what is measured. Raises OSError."""
         if self._keeps:
-            lines = [{"spec": asdict(spec), "result": asdict(result)} for spec, result in results.items()]
+            lines = [
+                {"spec": asdict(spec), "result": asdict(result)}
+                for spec, result in results.items()
+                if not result.num_failed
+            ]
             write_atomic(self.path, json.dumps({"step": step, "settings": self._settings, "lines": lines}))
 
     def forget(self) -> None:

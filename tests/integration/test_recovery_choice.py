@@ -111,7 +111,9 @@ def test_killed_before_its_closing_table_a_run_still_gets_one(forks: Forks, shor
     assert len(short.records("step")) == steps
 
 
-def test_killed_within_its_closing_table_a_run_measures_only_what_is_missing(forks: Forks, short: Trial) -> None:
+@pytest.fixture
+def in_table(forks: Forks, short: Trial) -> Trial:
+    """A trial of 5 steps that was killed when two lines of its closing table were measured."""
     short.change(**{"eval.final_chunks": [3, 96], "train.total_steps": 5})
     (short.paths.logs / "summary.json").unlink()
     before = len(short.records("eval"))
@@ -120,21 +122,36 @@ def test_killed_within_its_closing_table_a_run_measures_only_what_is_missing(for
     attempt.send(signal.SIGKILL)
     assert attempt.end() == -signal.SIGKILL
     assert not (short.paths.logs / "summary.json").exists(), "it was over before it was killed"
-    measured = short.records("eval")[before:]
+    return short
 
-    assert forks.run(short) == 0, short.said()
 
-    again = short.records("eval")[before + len(measured) :]
-    told = f"{len(measured)} lines of the closing table were measured by an earlier attempt."
-    assert told in short.log()
-    assert [r["seconds"] > 0 for r in again] == [False] * len(measured) + [True] * (len(again) - len(measured))
-    assert [r["accuracy"] for r in again[: len(measured)]] == [r["accuracy"] for r in measured]
-    assert not (short.paths.logs / "after.json").exists()
-    table = short.summary()["table"]
-    (short.paths.logs / "summary.json").unlink()
-    assert forks.run(short) == 0, short.said()
-    assert short.summary()["table"] == table
-    assert all(r["seconds"] > 0 for r in short.records("eval")[before + len(measured) + len(again) :])
+def test_killed_within_its_closing_table_a_run_measures_only_what_is_missing(forks: Forks, in_table: Trial) -> None:
+    before = in_table.records("eval")
+
+    assert forks.run(in_table) == 0, in_table.said()
+
+    again = in_table.records("eval")[len(before) :]
+    kept = [r for r in again if not r["seconds"]]
+    assert 2 <= len(kept) < len(again) == 3
+    assert [r["accuracy"] for r in kept[:2]] == [r["accuracy"] for r in before[-2:]]
+    assert f"Of the closing table {len(kept)} of 3 lines are there already." in in_table.log()
+    assert not (in_table.paths.logs / "after.json").exists()
+    table = in_table.summary()["table"]
+    (in_table.paths.logs / "summary.json").unlink()
+    assert forks.run(in_table) == 0, in_table.said()
+    assert in_table.summary()["table"] == table
+    assert all(r["seconds"] for r in in_table.records("eval")[len(before) + len(again) :])
+
+
+def test_a_run_that_starts_afresh_measures_its_closing_table_anew(forks: Forks, in_table: Trial) -> None:
+    before = in_table.records("eval")
+    in_table.change(recover_mode="disabled")
+
+    assert forks.run(in_table) == 0, in_table.said()
+
+    again = [r for r in in_table.records("eval")[len(before) :] if r["name"] == "after"]
+    assert len(again) == 3
+    assert all(r["seconds"] for r in again)
 
 
 def test_resume_demands_a_checkpoint(forks: Forks, new_trial: NewTrial) -> None:

@@ -272,7 +272,7 @@ def test_what_a_run_goes_on_from_before_its_first_recover_checkpoint_is_told(tmp
 
 
 def test_what_is_measured_before_the_first_step_and_after_the_last_one_is_told(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path).config("train.total_steps=12").attempt(total_steps=12)
+    writer = RunWriter(tmp_path).config("train.total_steps=12").attempt(total_steps=12, table_lines=3)
     measured = "start        measuring held-out tasks before step 1, {} lines of the table done"
 
     with hold_lock(writer.run.logs / "run.lock"):
@@ -282,7 +282,7 @@ def test_what_is_measured_before_the_first_step_and_after_the_last_one_is_told(t
         writer.steps(1, 11)
         assert "measuring" not in _text(observe(writer.run, writer.clock))
         writer.steps(12, 12)
-        closing = "closing      measuring held-out tasks, {} of 1 lines of the table done"
+        closing = "closing      measuring held-out tasks, {} of 3 lines of the table done"
         assert closing.format(0) in _text(observe(writer.run, writer.clock))
         writer.record("eval", name="after", global_step=12, accuracy=0.5, num_tasks=2)
         assert closing.format(1) in _text(observe(writer.run, writer.clock))

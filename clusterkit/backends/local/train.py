@@ -115,7 +115,7 @@ def follow(
     def interrupted() -> None:
         doing = "the step under way is finished, then a recover checkpoint is written"
         if history.is_closing:
-            doing = "held-out tasks are being measured; lines of the table that are done are kept"
+            doing = "the measurement of held-out tasks is given up"
         elif history.is_before_first_step:
             doing = f"a measurement of held-out tasks is given up, or {doing}"
         progress.say(f"stopping: {doing}; interrupt again to kill the trainer at once")

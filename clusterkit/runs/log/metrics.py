@@ -212,10 +212,9 @@ class History:
 
     @property
     def closing_text(self) -> str:
-        """How far the closing table is, in words; of how many lines, where they were measured before the first step."""
-        before = len(self._before)
-        of = f" of {before}" if before >= max(self.closing_lines, 1) else ""
-        return f"{self.closing_lines}{of} lines of the table done"
+        """How far the closing table is, in words; older runs do not tell how many lines it has."""
+        lines = whole((self.attempts or [{}])[-1], "table_lines")
+        return f"{self.closing_lines}{f' of {lines}' if lines else ''} lines of the table done"
 
     @property
     def closing_seconds(self) -> float:
@@ -313,7 +312,7 @@ class History:
             return STALLED_OUTSIDE_STEPS_SECONDS
         least = STALLED_AFTER_SECONDS
         if self.is_closing:  # with servers the first line of the table comes with much of the others done
-            least = max(STALLED_OUTSIDE_STEPS_SECONDS, STALLED_CLOSING_TIMES * self.closing_seconds)
+            least = max(STALLED_OUTSIDE_STEPS_SECONDS, STALLED_CLOSING_TIMES * sum(self._before.values()))
         return max(least, STALLED_AFTER_STEPS * step_time)
 
     def stat(self, name: str) -> list[float]:
