@@ -308,6 +308,8 @@ class TrainingRun(SteppedRun):
             if name == AFTER and self.world.is_main:
                 self.measured.keep(step, results)
             self._report_eval(name, step, spec, result)
+            if spec != missing[-1]:
+                self._agree_to_go_on()  # several ranks that sample each for itself do not stop within a line
         return {spec: results[spec] for spec in lines}
 
     def _report_eval(self, name: str, number: int, line: EvalSpec, result: EvalResult) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -183,6 +184,25 @@ def test_a_signal_while_the_ranks_start(forks: Forks, new_trial: NewTrial) -> No
     assert attempt.end() == 130, trial.said()
     assert trial.said().startswith("error: interrupted after step 0: no step was finished yet")
     assert trial.records("step") == []
+
+
+def test_a_signal_within_the_closing_table_stops_ranks_between_its_lines(forks: Forks, new_trial: NewTrial) -> None:
+    trial = new_trial(**{"train.ranks": 2, "train.total_steps": 1, "eval.final_chunks": [3, 96]})
+
+    def lines() -> list[dict[str, Any]]:
+        return [r for r in trial.records("eval") if r["name"] == "after"]
+
+    attempt = forks.start(trial)
+    assert attempt.reach(lambda: lines() != []), trial.said()
+    attempt.send(signal.SIGTERM)
+    assert attempt.end() == 130, trial.said()
+    assert trial.said().startswith("error: interrupted after step 1: a recover checkpoint of step 1 is written")
+    done = len(lines())
+    assert done < 3
+
+    assert forks.run(trial) == 0, trial.said()
+    assert [bool(r["seconds"]) for r in lines()[done:]] == [False] * done + [True] * (3 - done)
+    assert len(trial.summary()["table"]) == 3
 
 
 def test_a_rank_that_fails_is_named_and_its_traceback_kept(forks: Forks, new_trial: NewTrial) -> None:
