@@ -305,7 +305,7 @@ class TrainingRun(SteppedRun):
                 self.heldout.write(groups, name)
                 result = replace(result, sampled_accuracy=sampled.accuracy, seconds=seconds + sampled.seconds)
             results[spec] = result
-            if name == AFTER and self.world.is_main:
+            if name == AFTER and self.world.is_main and not (sampled and sampled.num_failed):
                 self.measured.keep(step, results)
             self._report_eval(name, step, spec, result)
             if spec != missing[-1]:
