@@ -19,16 +19,17 @@ from clusterkit.capacity.shards import between_hosts
 from clusterkit.capacity.speed import (
     ADAPTED,
     CONTROLLER,
-    DECODE_SHARE,
-    FAST_DECODE_SHARE,
     GPUS,
     HOST_MEMORY,
     MEASURED_ON,
     MFU,
     MOST_MEASURED,
+    MOST_RESPONSE,
     MOST_SERVERS,
     NETWORK,
     RECOMPUTED,
+    STEADY_STEP_SECONDS,
+    STEP_SECONDS,
     TENSOR_SHARE,
     UNMEASURED,
     WIDTH,
@@ -204,18 +205,18 @@ class _Step:
             each *= TENSOR_SHARE[case]
         count = max(1.0, rollout.batch_size * rollout.group_size / layout.data)
         shared = 1 - 1 / rollout.group_size if rollout.share_prefixes else 0.0
-        share = (FAST_DECODE_SHARE, DECODE_SHARE)[case]
         memory = int(reported_gib(self.gpu.memory_gib) * GIB)
+        step = STEADY_STEP_SECONDS if case == 0 and len(turns) == 1 else STEP_SECONDS
         room = cache_of(config, self.shape, layout, memory, 1).tokens
         seconds = 0.0
         for prompt, common, response in turns:
             seconds += prefill_seconds(self.shape, self.gpu, count * (prompt - shared * common), prompt / 2, each)
             at_once = min(count, max(1.0, room / (prompt + response)))
-            weights, cached = decode_seconds(self.shape, self.gpu, prompt + response / 2, each, share)
+            weights, cached = decode_seconds(self.shape, self.gpu, prompt + response / 2, each, case, step)
             seconds += response * count / at_once * (weights + at_once * cached)
         # The sum of a trajectory's responses, two standard deviations over the mean if lengths are exponential.
         mean, limit = (sum(turn[2] for turn in _turns(config, length)) for length in (self.lengths[case], 1.0))
-        weights, cached = decode_seconds(self.shape, self.gpu, max(p + r for p, _, r in turns), each, share)
+        weights, cached = decode_seconds(self.shape, self.gpu, max(p + r for p, _, r in turns), each, case, step)
         seconds += min(limit - mean, 2 * mean / math.sqrt(len(turns))) * (weights + cached)
         return max(seconds, controller_seconds(config, self.lengths[case]) / max(1, rollout.controllers))
 
@@ -258,8 +259,9 @@ class _Step:
         if (self.shape.layers, self.shape.hidden) != (measured.layers, measured.hidden):
             found.append("another model, as the same share of a GPU's speed")
         servers = self.allocation.rollout.layout if self.allocation.rollout is not None else None
-        if not isinstance(self.config.agent, ChunksAgentConfig):
-            found.append("one long response in place of a memory's")
+        limit = self.config.agent.max_final_tokens
+        if not isinstance(self.config.agent, ChunksAgentConfig) and limit > MOST_RESPONSE:
+            found.append(f"responses of up to {limit:,} tokens ({MOST_RESPONSE:,} were measured)")
         if servers is not None and servers.per_replica > 1:
             found.append(f"servers on several GPUs ({TENSOR_SHARE[1]:.0%} to {TENSOR_SHARE[0]:.0%} of their speed)")
         if servers is not None and servers.data > MOST_SERVERS:

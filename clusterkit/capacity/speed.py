@@ -43,15 +43,19 @@ PREFILL_SHARE = 0.54
 """Of the GPU's FLOP/s, while prompts are read."""
 STEP_SECONDS = 2.4e-3
 """Of every decoding step, however few sequences it is for: starting kernels, scheduling, choosing tokens."""
-DECODE_SHARE = 0.39
-"""Of its memory's bytes/s, while tokens are sampled, beside that; prompts are read apart from it."""
-FAST_DECODE_SHARE = 0.55
-"""The same with `--enable-tf32-matmul` and CUDA graphs for 512 sequences (25,059 tokens/s)."""
+STEADY_STEP_SECONDS = 1.1e-3
+"""The same at best where one response is all, so that no prompts are read in between. It fits 128 responses of 2,048
+tokens on each server, 4.05 ms a step ("Mathematics on two GPUs")."""
+DECODE_SHARE = (0.55, 0.39)
+"""Of its memory's bytes/s, while tokens are sampled, beside that; prompts are read apart from it. At best with
+`--enable-tf32-matmul` and CUDA graphs for 512 sequences (25,059 tokens/s), at worst without."""
 TENSOR_SHARE = (1.0, 0.46)
 """Of its GPUs' speed that a server on several of them reaches, at best and at worst: one on two GPUs sampled 20,502
 tokens/s with the 1.5B shape, one on one GPU 22,411."""
 MOST_SERVERS = 4
 """Servers that were measured together."""
+MOST_RESPONSE = 2048
+"""Tokens of a response that were measured where one is all."""
 
 
 def forward_flops(shape: ModelShape, context: float) -> float:
@@ -65,12 +69,15 @@ def prefill_seconds(shape: ModelShape, gpu: Gpu, tokens: float, context: float, 
 
 
 def decode_seconds(
-    shape: ModelShape, gpu: Gpu, context: float, gpus: float = 1, share: float = DECODE_SHARE
+    shape: ModelShape, gpu: Gpu, context: float, gpus: float = 1, case: int = 1, step: float = STEP_SECONDS
 ) -> tuple[float, float]:
-    """Return the seconds of a decoding step that all its sequences share, and those for one of `context` tokens."""
+    """Return the seconds of a decoding step that all its sequences share, and those for one of `context` tokens.
+
+    case: 0 at best, 1 at worst. step: seconds beside what is read from memory.
+    """
     read = shape.parameters - (0 if shape.tied else shape.vocabulary * shape.hidden)
-    speed = share * gpu.bandwidth * gpus
-    return STEP_SECONDS + WIDTH * read / speed, shape.kv_bytes_per_token * context / speed
+    speed = DECODE_SHARE[case] * gpu.bandwidth * gpus
+    return step + WIDTH * read / speed, shape.kv_bytes_per_token * context / speed
 
 
 # docs/performance.md, training of the 1.5B shape with compiled layers: 48.3 % on one H200 that only trains; in whole

@@ -100,6 +100,26 @@ def test_measured_steps_on_shared_gpus_lie_in_the_range(
         assert step.parts[part].low * 0.94 <= seconds <= step.parts[part].high * 1.06, (part, step)
 
 
+def math_step(tmp_path: Path, limit: int) -> RunConfig:
+    """benchmarks/memory_step.py --workload math, on two GPUs that do both."""
+    return memory_step(
+        tmp_path, allocation_mode="sglang:d2|fsdp:d2", task={"name": "math", "path": "problems.jsonl"},
+        agent={"name": "single_turn", "max_question_tokens": 256, "max_final_tokens": limit},
+        rollout={"batch_size": 32, "group_size": 8}, train={"max_tokens_per_mb": 32768, "offload": True},
+    )  # fmt: skip
+
+
+def test_the_measured_step_of_mathematics_lies_in_the_range(tmp_path: Path) -> None:
+    """docs/performance.md, mathematics on two GPUs: all responses had 2,048 tokens, their limit."""
+    (step,) = expected_steps(math_step(tmp_path, 2048), ["H200"], lengths=(1.0, 1.0))
+
+    for part, seconds in {"sampling": 8.2, "training": 6.85, "publishing": 0.455}.items():
+        assert step.parts[part].low <= seconds <= step.parts[part].high, (part, step)
+    assert step.taken_over == ()
+    (longer,) = expected_steps(math_step(tmp_path, 27_648), ["H200"])
+    assert longer.taken_over == ("responses of up to 27,648 tokens (2,048 were measured)",)
+
+
 def test_pieces_take_the_time_of_recomputed_layers_and_the_way_to_the_host_more(tmp_path: Path) -> None:
     none, full, chunked, offloaded = (
         expected_steps(
