@@ -367,7 +367,8 @@ def read_again(history: History, context: Context) -> Cause | None:
         title = f"Only {most:.0%} of the prompt tokens can be shared: the memory stands before the section"
         cause = (
             "All trajectories of a group read the same section, but behind memories that differ. With the section "
-            "first it is read once for all of them; another order of the prompt is another policy, so of a new run."
+            "first it is read once for all of them. Another order of the prompt is another policy, so of a new run; a "
+            "small one remembered less far beyond its trained length (docs/prefix-sharing.md), so compare both."
         )
         rules = [Rule("to", key="agent.prompt_order", to="section_first", why="a group shares its sections")]
     else:
