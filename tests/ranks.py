@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -45,26 +46,44 @@ LINEAR = ("train.eps=1.0", "train.learning_rate=0.1", "train.weight_decay=0.1", 
 
 RIGHT = "lamp"
 
-# name -> (model, rows, settings)
-CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
+Groups = list[tuple[int, list[tuple[int, int]]]]
+"""Of each group the tokens that its rows share, and of each row the prompt's further tokens and the response's."""
+# A group that is more than one micro-batch, one that lost members, one of a single row.
+GROUPS: Groups = [(40, [(3, 5), (9, 2), (1, 8), (4, 4), (12, 3), (2, 6)]), (24, [(5, 5), (1, 7)]), (30, [(6, 6)])]
+
+
+def random_groups(seed: int) -> Groups:
+    """One to four groups of 1 to 16 rows, each of 90 tokens at most."""
+    draw = random.Random(seed)
+    members = [[(draw.randint(1, 20), draw.randint(1, 9)) for _ in range(draw.randint(1, 16))] for _ in range(4)]
+    return [(draw.randint(1, 60), rows) for rows in members[: draw.randint(1, 4)]]
+
+
+RANDOM = range(4)
+# name -> (model, number of rows or groups of them, settings)
+CASES: dict[str, tuple[str, int | Groups, tuple[str, ...]]] = {
     "tied": ("llama", 9, ("train.max_tokens_per_mb=64",)),
     "grouped_query": ("qwen2", 9, ("train.max_tokens_per_mb=64",)),
     "empty_micro_batch": ("llama", 3, ("train.max_tokens_per_mb=50",)),
     "idle_rank": ("qwen2", 1, ()),
-    "shared": ("qwen2", 0, ("train.max_tokens_per_mb=90",)),
-    "long_rows": ("qwen2", 0, ("train.max_tokens_per_mb=50", "model.gradient_checkpointing=chunked")),
-    "whole_rows": ("qwen2", 0, ("train.max_tokens_per_mb=90", "train.share_prefixes=false")),
+    "shared": ("qwen2", GROUPS, ("train.max_tokens_per_mb=90",)),
+    "long_rows": ("qwen2", GROUPS, ("train.max_tokens_per_mb=50", "model.gradient_checkpointing=chunked")),
+    "whole_rows": ("qwen2", GROUPS, ("train.max_tokens_per_mb=90", "train.share_prefixes=false")),
     "clipped": ("qwen2", 7, ("train.grad_clip=0.05", "algorithm.name=gspo", "algorithm.kl_coef=0.3")),
+    # Borders of micro-batches fall inside of groups.
+    **{f"random_{n}": ("qwen2", random_groups(n), ("train.max_tokens_per_mb=90",)) for n in RANDOM},
+    **{
+        f"random_{n}_whole": ("qwen2", random_groups(n), ("train.max_tokens_per_mb=90", "train.share_prefixes=false"))
+        for n in RANDOM
+    },
 }
 
 
-# What the rows of a case without a number of rows share: a group that is more than one micro-batch, one that lost
-# members, one of a single row.
-GROUPS = [(40, [(3, 5), (9, 2), (1, 8), (4, 4), (12, 3), (2, 6)]), (24, [(5, 5), (1, 7)]), (30, [(6, 6)])]
-
-
-def case_rows(lm: Any, count: int, seed: int) -> list[Row]:
-    rows = sampled_rows(lm, count, lm.config.vocab_size, seed=seed) if count else group_rows(lm, GROUPS, seed)
+def case_rows(lm: Any, rows_of: int | Groups, seed: int) -> list[Row]:
+    if isinstance(rows_of, int):
+        rows = sampled_rows(lm, rows_of, lm.config.vocab_size, seed=seed)
+    else:
+        rows = group_rows(lm, rows_of, seed)
     for row in rows:
         row.ref_logprobs = [p - 0.3 for p in row.behave_logprobs]
     return rows

@@ -52,9 +52,14 @@ def test_two_ranks_make_the_step_of_one(name: str, two_ranks: list[dict[str, Any
         assert a == pytest.approx(b, abs=3e-5)  # float32 log-probs down to -12
 
 
-def test_ranks_that_share_prefixes_make_the_step_of_whole_rows(two_ranks: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("shared", "whole"), [("shared", "whole_rows"), *((f"random_{n}", f"random_{n}_whole") for n in ranks.RANDOM)]
+)
+def test_ranks_that_share_prefixes_make_the_step_of_whole_rows(
+    shared: str, whole: str, two_ranks: list[dict[str, Any]]
+) -> None:
     for found in two_ranks:
-        assert far(found["shared"]["parameters"], found["whole_rows"]["parameters"]) <= 1e-6
+        assert far(found[shared]["parameters"], found[whole]["parameters"]) <= 1e-6
 
 
 def test_the_cases_are_as_uneven_as_they_say() -> None:
@@ -73,7 +78,7 @@ def test_the_cases_are_as_uneven_as_they_say() -> None:
     first, second = plan("empty_micro_batch")
     assert [] in first or [] in second
     assert len(plan("tied")[0]) > 1
-    rows = ranks.case_rows(ranks.grouped_query_lm(), 0, 0)
+    rows = ranks.case_rows(ranks.grouped_query_lm(), ranks.GROUPS, 0)
     lengths = [[sum(rows[i].num_tokens for i in batch) for batch in rank] for rank in plan("long_rows")]
     assert any(length > 50 for rank in lengths for length in rank)  # alone in their micro-batches
 

@@ -9,17 +9,21 @@ from typing import Any
 
 import families
 import pytest
+import ranks
 import rowattention
 import torch
 from builders import gradients, group_rows, grouped_query_lm, learner, parameters, relative_difference, small_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from clusterkit.config.resolve import resolve
+from trainer.tasks.recall import Recall
 from trainer.train import attention, layers, prefixes
 from trainer.train.layout import PackedLayout
 from trainer.train.packing import KEYS_PER_TOKEN, pack, share_out
 from trainer.train.prefixes import LEAST_SHARED, PrefixGroup, prefix_groups, token_array
 from trainer.types import Row
+from trainer.warmup.tiny import make_lm, make_tokenizer
 
 CPU = torch.device("cpu")
 FREE = ("train.grad_clip=1e9", "algorithm.clip_low=0.999", "algorithm.clip_high=1e9")  # gradients as they are
@@ -238,6 +242,16 @@ def test_every_way_to_compute_layers_shares_prefixes(
     assert same_step(grouped(), group_rows(grouped(), GROUP_OF_EIGHT), settings) > 0.6
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("way", ["kernel", "compiled"])
+def test_random_groups_share_prefixes_through_a_kernel(way: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = group_rows(grouped(), ranks.random_groups(seed))
+    budget = max(row.num_tokens for row in rows) + 20
+
+    assert sum(row.num_tokens for row in rows) > 2 * budget
+    assert same_step(grouped(), rows, (*use(way, monkeypatch), f"train.max_tokens_per_mb={budget}")) > 0.1
+
+
 @pytest.mark.parametrize("way", ["blocks", "kernel"])
 @pytest.mark.parametrize("kind", ["mistral_window", "qwen3_window", "gemma3", "smollm3", "llama_yarn", "gemma2"])
 def test_every_class_of_models_shares_prefixes(kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,21 +285,21 @@ def test_the_same_step_twice_is_the_same_to_the_bit() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_ten_steps_end_at_the_parameters_of_whole_rows() -> None:
-    """With an optimizer that does not divide rounding by itself: AdamW's usual epsilon of 1e-8 blows the last bit of a
-    gradient near zero up to a step of the learning rate.
-    """
+def test_ten_steps_of_tiny_end_at_the_parameters_of_whole_rows() -> None:
+    """With the preset's own model and optimizer, on the same rows."""
+    config = resolve("tiny", None, ()).config
+    vocabulary = Recall(config.task, config.seed).vocabulary()
+    lm = make_lm(config.model, make_tokenizer(vocabulary), config.seed).eval()
     ends = {}
-    for share in ("true", "false"):
-        one = learner(
-            grouped(), small_config(*FREE, "train.eps=1.0", "train.learning_rate=0.1", f"train.share_prefixes={share}")
-        )
+    for share in (True, False):
+        train = config.train.model_copy(update={"share_prefixes": share})
+        one = learner(lm, config.model_copy(update={"train": train}))
         for seed in range(10):
-            one.step(group_rows(grouped(), GROUP_OF_EIGHT, seed))
+            assert one.step(group_rows(lm, GROUP_OF_EIGHT, seed)).stepped
         ends[share] = parameters(one)
-    start = parameters(learner(grouped(), small_config()))
+    start = parameters(learner(lm, config))
 
-    apart = {name: float((end - ends["false"][name]).abs().max()) for name, end in ends["true"].items()}
-    moved = max(float((end - start[name]).abs().max()) for name, end in ends["false"].items())
+    apart = {name: float((end - ends[False][name]).abs().max()) for name, end in ends[True].items()}
+    moved = max(float((end - start[name]).abs().max()) for name, end in ends[False].items())
     assert max(apart.values()) <= 1e-5
-    assert moved > 1e-2
+    assert moved > 1e-4

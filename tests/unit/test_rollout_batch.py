@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import Parts, RecordingEngine, small_config, small_parts
+from builders import Parts, RecordingEngine, gradients, learner, relative_difference, small_config, small_parts
 from tokenversions import token_versions
 
 from clusterkit.runs.trace.source import read_groups
@@ -206,6 +206,21 @@ def test_a_lost_request_costs_one_trajectory_and_is_counted(error: Exception) ->
     ok = [t.reward for t in group.trajectories if not t.error]
     found = [batch.advantages[i] for i in range(failed[0] // 4 * 4, failed[0] // 4 * 4 + 4) if i not in failed]
     assert found == pytest.approx([r - sum(ok) / 3 for r in ok])  # the lost one is not in the mean
+
+
+def test_a_group_that_lost_a_trajectory_shares_prefixes_with_the_gradients_of_whole_rows() -> None:
+    groups = PARTS.rollouts(engine=FailingEngine(PARTS, 16, ConnectionError("the server is gone")))
+    batch = make_batch(groups, PARTS.config, step=1)
+    free = ("train.grad_clip=1e9", "algorithm.clip_low=0.999", "algorithm.clip_high=1e9")
+
+    (shared, work), (whole, _) = (
+        gradients(learner(PARTS.lm, small_config(*free, f"train.share_prefixes={on}")), batch.minibatches[0])
+        for on in ("true", "false")
+    )
+
+    assert batch.stats["failed_trajectories"] == 1
+    assert work.work.tokens < work.work.row_tokens
+    assert relative_difference(shared, whole) <= 1e-5
 
 
 def test_a_batch_that_is_lost_as_a_whole_ends_the_run() -> None:
