@@ -73,7 +73,8 @@ class OverwritingAgentConfig(ChunksAgentConfig, QuestionAgentConfig):
     wording: dict[str, str] = {}  # noqa: RUF012 (pydantic copies it)
     """Content of template_file; the command reads it."""
     prompt_order: Literal["paper", "section_first"] = "paper"
-    """paper: problem, memory, section. section_first: problem, section, memory, so that a group shares its prefix."""
+    """paper: problem, memory, section. section_first: problem, section, memory, so that a group reads each section
+    once; a small model remembered less with it, far beyond its trained length (docs/prefix-sharing.md)."""
     repeat_problem: bool = False
     """Let the problem stand a second time right behind the section; max_question_tokens is the limit of each."""
     empty_memory: Literal["keep", "clear"] = "keep"
@@ -103,6 +104,13 @@ class OverwritingAgentConfig(ChunksAgentConfig, QuestionAgentConfig):
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @property
+    def shares_sections(self) -> bool:
+        """Whether the section stands before the memory, so that the prompts of a group begin alike up to its end."""
+        if self.wording:
+            return self.wording["update"].index("{section}") < self.wording["update"].index("{memory}")
+        return self.prompt_order == "section_first"
 
     def question_limit(self, kind: str) -> int:
         """See AgentConfig."""

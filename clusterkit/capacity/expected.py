@@ -26,11 +26,13 @@ from clusterkit.capacity.speed import (
     MOST_MEASURED,
     MOST_RESPONSE,
     MOST_SERVERS,
+    MOST_SHARED,
     NETWORK,
     RECOMPUTED,
     STEADY_STEP_SECONDS,
     STEP_SECONDS,
     TENSOR_SHARE,
+    TENSOR_TRAINING,
     UNMEASURED,
     WIDTH,
     Gpu,
@@ -220,14 +222,21 @@ class _Step:
         seconds += min(limit - mean, 2 * mean / math.sqrt(len(turns))) * (weights + cached)
         return max(seconds, controller_seconds(config, self.lengths[case]) / max(1, rollout.controllers))
 
+    def _tokens(self, case: int) -> tuple[float, float]:
+        """Return the tokens of a step's rows, each whole, and those that training computes."""
+        turns, rollout = _turns(self.config, self.lengths[case]), self.config.rollout
+        rows = rollout.batch_size * rollout.group_size
+        shared = 1 - 1 / rollout.group_size if self.config.train.share_prefixes else 0.0
+        whole = rows * sum(prompt + response for prompt, _, response in turns)
+        return whole, whole - rows * shared * sum(common for _, common, _ in turns)
+
     def _training(self, case: int) -> float:
         """Seconds of a step's forward and backward passes, of other passes, and of the network between hosts."""
         assert self.allocation.training is not None
         config, shape, layout = self.config, self.shape, self.allocation.training.layout
         turns, rollout, train = _turns(config, self.lengths[case]), config.rollout, config.train
         rows, ranks = rollout.batch_size * rollout.group_size, layout.gpus
-        shared = 1 - 1 / rollout.group_size if train.share_prefixes else 0.0
-        computed = rows * sum(prompt + response - shared * common for prompt, common, response in turns)
+        _, computed = self._tokens(case)
         sampled = rows * sum(response for _, _, response in turns)
         context = max(prompt + response for prompt, _, response in turns) / 2
         forward = computed * forward_flops(shape, context) + 2 * sampled * shape.vocabulary * shape.hidden
@@ -238,6 +247,7 @@ class _Step:
         others += forward * (1 - 1 / train.minibatches) * config.recomputes_old
         seconds = (backward + others) / (ranks * self.gpu.flops * MFU[case])
         seconds /= ADAPTED if config.model.lora.rank else 1.0
+        seconds /= TENSOR_TRAINING[case] if layout.tensor > 1 else 1.0
         if kept == "offloaded":  # every layer's input goes to host memory and comes back
             inputs = computed / ranks * shape.hidden * shape.layers
             seconds += 2 * WIDTH * inputs / HOST_MEMORY
@@ -266,8 +276,15 @@ class _Step:
             found.append(f"servers on several GPUs ({TENSOR_SHARE[1]:.0%} to {TENSOR_SHARE[0]:.0%} of their speed)")
         if servers is not None and servers.data > MOST_SERVERS:
             found.append(f"more than {MOST_SERVERS} servers (only their control was simulated)")
-        if self.allocation.training is not None and self.allocation.training.layout.gpus > MOST_MEASURED:
+        training = self.allocation.training.layout if self.allocation.training is not None else None
+        if training is not None and training.tensor > 1:
+            worst, best = (f"{share:.0%}" for share in reversed(TENSOR_TRAINING))
+            found.append(f"layers that training GPUs share ({worst} to {best} of their speed, measured compiled)")
+        if training is not None and training.gpus > MOST_MEASURED:
             found.append(f"training on more than {MOST_MEASURED} GPUs")
+        whole, computed = self._tokens(0)
+        if whole > MOST_SHARED * computed:
+            found.append(f"one token of {whole / computed:.1f} computed in training (of {MOST_SHARED:g} measured)")
         if self.config.n_nodes > 1:
             found.append(f"several hosts with {NETWORK[self.gpu.name] * 8 / 1e9:.0f} Gbit/s for every GPU")
         return found
@@ -288,6 +305,7 @@ def _turns(config: RunConfig, share: float) -> list[tuple[float, float, float]]:
     fixed, memory = template_tokens(agent) + question, share * agent.max_memory_tokens
     section = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
     read = fixed + min(section, agent.chunk_tokens)
-    in_order = agent.prompt_order == "section_first"
-    updates = [(read + memory, read if in_order or not turn else fixed, memory) for turn in range(round(chunks))]
+    updates = [
+        (read + memory, read if agent.shares_sections or not turn else fixed, memory) for turn in range(round(chunks))
+    ]
     return [*updates, (fixed + memory, fixed, share * agent.max_final_tokens)]

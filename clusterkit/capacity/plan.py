@@ -194,7 +194,7 @@ class RunPlan:
             return self.tokens_per_step
         chunk = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
         prefix = template_tokens(agent) + self._question_tokens + min(chunk, agent.chunk_tokens)
-        turns = self.chunks if agent.prompt_order == "section_first" else min(self.chunks, 1)
+        turns = self.chunks if agent.shares_sections else min(self.chunks, 1)
         return round(self.tokens_per_step - saved_rows * turns * prefix)
 
     @property

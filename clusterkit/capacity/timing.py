@@ -80,7 +80,7 @@ def step_time(config: RunConfig, task: str, gpus: int, gpu_memory_gib: float | N
     kinds = " and ".join(dict.fromkeys(point.measured.gpu for point in points if point.measured.gpu))
     differs = [
         "another batch" if any(point.factor != 1 for point in points) else "",
-        f"another {', '.join(here.changed)}" if here and here.changed else "",
+        f"another {', '.join(here.changed)}, which it is not corrected for" if here and here.changed else "",
         "all weights" if config.model.lora.rank else "",
         f"GPUs of {points[0].memory_gib:g} GB" if gpu_memory_gib not in (None, points[0].memory_gib) else "",
     ]

@@ -120,6 +120,40 @@ def test_the_measured_step_of_mathematics_lies_in_the_range(tmp_path: Path) -> N
     assert longer.taken_over == ("responses of up to 27,648 tokens (2,048 were measured)",)
 
 
+def test_layers_that_training_gpus_share_are_slower_and_said_to_be(tmp_path: Path) -> None:
+    """docs/performance.md, 7B width: 0.76 and 0.79 of one GPU's speed on each of four and of two."""
+    alone, shared = (
+        parts_of(memory_step(tmp_path, n_gpus_per_node=4, allocation_mode=f"sglang:d4|fsdp:{layout}"))
+        for layout in ("d4", "d2t2")
+    )
+
+    ratio = alone.parts["training"].low / shared.parts["training"].low
+    assert ratio == pytest.approx(0.79)
+    assert not alone.taken_over
+    assert shared.taken_over == ("layers that training GPUs share (73% to 79% of their speed, measured compiled)",)
+
+
+def test_a_wording_with_the_section_before_the_memory_is_planned_as_that_order(tmp_path: Path) -> None:
+    file = tmp_path / "wording.yaml"
+    texts = {"final": "{problem} {memory}"}
+    given, trained = {"rollout": {"batch_size": 32, "group_size": 8}, "train": {"max_tokens_per_mb": 32768}}, {}
+    for order in ("{memory} {section}", "{section} {memory}"):
+        file.write_text(json.dumps({**texts, "update": f"{{problem}} {order}"}))
+        config = memory_step(tmp_path, **given)
+        agent = config.agent.model_dump() | {"template_file": str(file)}
+        trained[order] = parts_of(config.model_validate(config.model_dump() | {"agent": agent})).parts["training"]
+
+    assert trained["{section} {memory}"].high < 0.7 * trained["{memory} {section}"].high
+
+
+def test_more_sharing_than_was_measured_is_said_to_be(tmp_path: Path) -> None:
+    config = memory_step(tmp_path, rollout={"batch_size": 32, "group_size": 64}, train={"max_tokens_per_mb": 32768})
+    config.agent.prompt_order = "section_first"
+
+    (found,) = parts_of(config).taken_over
+    assert "computed in training (of 3 measured)" in found
+
+
 def test_pieces_take_the_time_of_recomputed_layers_and_the_way_to_the_host_more(tmp_path: Path) -> None:
     none, full, chunked, offloaded = (
         expected_steps(
