@@ -13,7 +13,8 @@ Printed: a JSON line a run as soon as it is over (also in FOLDER/runs.jsonl), an
 before and after at the longest trained length and at 16 times that, as a mean over the seeds, with the interval of all
 their questions together (`evaluation.metrics.score_interval`, 95 %), and what each seed gained or lost against the
 paper's order. The same command goes on where it was: runs that are complete are read, interrupted ones go on from their
-recover checkpoint. After --seconds runs are interrupted, and the table has what is there.
+recover checkpoint; with other settings it is refused. Runs are interrupted 45 s before --seconds are over, so that they
+can write their recover checkpoint, and the table has what is there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from gpu_suite import visible_gpus
 
 from clusterkit.config.resolve import resolve
 from evaluation.metrics import score_interval
-from trainer.config import RunConfig
+from trainer.config import RunConfig, flatten
+from trainer.errors import UserError
 from trainer.launch.retries import REFUSED
 from trainer.paths import RunPaths
 from trainer.serving import registry
@@ -55,6 +57,10 @@ ARMS = {
     "section_first": ("section_first", False),
     "section_first+repeat": ("section_first", True),
 }
+MEMORY = "rollout.gpu_memory_fraction"
+"""As --jobs and the GPUs are; changes nothing that is learned."""
+OWN = {"agent.prompt_order", "agent.repeat_problem", "seed", "train.total_steps", "eval.num_tasks", "trial_name"}
+"""Settings that options say."""
 FAR = 16
 """Times the longest trained document."""
 GRACE_SECONDS = 45.0
@@ -133,7 +139,7 @@ def runs(arguments: argparse.Namespace, out: Path) -> list[Run]:
     for seed in arguments.seeds or kind.seeds:
         for arm in arguments.arms:
             order, repeat = ARMS[arm]
-            steps = arguments.steps or kind.steps
+            steps = kind.steps if arguments.steps is None else arguments.steps
             config = resolve(
                 arguments.preset,
                 None,
@@ -146,7 +152,7 @@ def runs(arguments: argparse.Namespace, out: Path) -> list[Run]:
                     f"fileroot={out / 'runs'}",
                     f"cache_dir={out / 'cache'}",
                     f"train.total_steps={steps}",
-                    f"eval.num_tasks={arguments.tasks or kind.tasks}",
+                    f"eval.num_tasks={kind.tasks if arguments.tasks is None else arguments.tasks}",
                     "eval.split=test",
                     "eval.every_steps=0",
                     "eval.blank_memory=false",
@@ -164,6 +170,22 @@ def runs(arguments: argparse.Namespace, out: Path) -> list[Run]:
     return found
 
 
+def changed(run: Run, out: Path) -> list[str]:
+    """Settings that differ from those with which the run was started in this folder."""
+    try:
+        before = flatten(RunConfig.model_validate(yaml.safe_load(file_of(run, out).read_text())))
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        return ["version of clusterkit"]
+    now = flatten(run.config)
+    return [name for name in now if name != MEMORY and before.get(name) != now[name]]
+
+
+def file_of(run: Run, out: Path) -> Path:
+    return out / f"{run.config.trial_name}.yaml"
+
+
 def carry_out(run: Run, out: Path, gpu: str, deadline: float) -> None:
     """Train a run until it is complete or time is over, then print its line."""
     for _ in range(STARTS):
@@ -174,8 +196,10 @@ def carry_out(run: Run, out: Path, gpu: str, deadline: float) -> None:
 
 def train(run: Run, out: Path, gpu: str, deadline: float) -> int:
     """One start of a run, to its end or the deadline's; its exit code, 0 where no time is left for it."""
-    file = out / f"{run.config.trial_name}.yaml"
+    file = file_of(run, out)
     file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
+    with PRINTING:
+        print(f"{run.arm}, seed {run.seed}: training, {file.with_suffix('.log')}", file=sys.stderr, flush=True)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -267,18 +291,40 @@ def difference(complete: dict[tuple[str, int], dict[str, Any]], arm: str, seed: 
     return f"{100 * (after[0] - after[1]):+.1f}"
 
 
+def checked_runs(parser: argparse.ArgumentParser, arguments: argparse.Namespace, out: Path) -> list[Run]:
+    """All runs; ends the command with one sentence where they cannot be, or are there with other settings."""
+    if own := {setting.partition("=")[0] for setting in arguments.settings} & OWN:
+        parser.error(f"{', '.join(sorted(own))}: --arms, --seeds, --steps and --tasks say that")
+    try:
+        wanted = runs(arguments, out)
+    except UserError as error:
+        parser.error(str(error))
+    for run in wanted:
+        if names := changed(run, out):
+            parser.error(
+                f"{out} has {run.config.trial_name} with another {', '.join(names)}: name another folder for --out"
+            )
+    return wanted
+
+
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("preset", choices=KINDS)
     parser.add_argument("settings", nargs="*", metavar="key=value")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, cache and runs.jsonl; kept")
     parser.add_argument("--model", default="", help="135M: folder of SmolLM2-135M-Instruct")
-    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--seeds", type=int, nargs="+", help="[11 12 13, 135M: 1 2]")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--tasks", type=int, help="held-out questions of every length")
-    parser.add_argument("--jobs", type=int, help="runs side by side; tiny: as many as cores, 135M: 1")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="for all runs together")
+    parser.add_argument("--steps", type=positive, help="[60, 135M: 20]")
+    parser.add_argument("--tasks", type=positive, help="held-out questions of every length [256, 135M: 128]")
+    parser.add_argument("--jobs", type=positive, help="runs side by side; tiny: as many as cores, 135M: 1")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="for all runs together, 45 to finish included")
     parser.add_argument("--flags", default="", help="135M: more options for the servers")
     arguments = parser.parse_intermixed_args()
     if (arguments.preset == "135M") != bool(arguments.model):
@@ -293,8 +339,8 @@ def main() -> int:
         if not gpus:
             parser.error("135M needs a GPU, and none is visible")
         side_by_side = -(-jobs // len(gpus))
-        arguments.settings.insert(0, f"rollout.gpu_memory_fraction={min(0.4, round(0.45 / side_by_side, 2))}")
-    wanted = runs(arguments, out)
+        arguments.settings.insert(0, f"{MEMORY}={min(0.4, round(0.45 / side_by_side, 2))}")
+    wanted = checked_runs(parser, arguments, out)
     deadline = time.monotonic() + arguments.seconds - GRACE_SECONDS
     places: queue.SimpleQueue[str] = queue.SimpleQueue()
     for number in range(jobs):
@@ -314,9 +360,10 @@ def main() -> int:
                 future.result()
         except KeyboardInterrupt:
             STOP.set()
+            print("interrupting the runs …", file=sys.stderr, flush=True)
     complete = {(run.arm, run.seed): record for run in wanted if (record := run.record())}
     print("\n".join(table(complete, arguments.arms, wanted[0].config.task.max_chunks)))
-    return 0 if len(complete) == len(wanted) else 1
+    return 130 if STOP.is_set() else int(len(complete) < len(wanted))
 
 
 if __name__ == "__main__":
