@@ -200,7 +200,9 @@ def plan(tokens: float) -> dict[str, Any]:
     sampled = sum(len(row.response_ids) for row in rows)
     peak = peak_of("H200")
     assert peak is not None
-    step = flops.training(computed, sampled, flops.squares((0, length) for length in lengths)) / (RANKS * peak * MFU)
+    spans = [(0, group.prefix) for group in groups]
+    spans += [(group.prefix, lengths[same[0]]) for group in groups for same in group.rows]
+    step = flops.training(computed, sampled, flops.squares(spans)) / (RANKS * peak * MFU)
     parts = sum(timings.values())
     return {
         "row_tokens": total,
