@@ -130,7 +130,7 @@ def choose(
         new, old = "--cuda-graph-backend-prefill", "--disable-piecewise-cuda-graph"
         if new in packages.options or old in packages.options:
             flags.append(f"{new}=disabled" if new in packages.options else old)
-            reasons.append("graphs of prompts take start-up time and memory, and no run here was tried with them")
+            reasons.append("graphs of prompts take start-up time and memory, and sampling was slower with them")
     for more, why in (
         _output_layer(packages, gpu, options, names),
         _graphs(packages, gpu, options, names),

@@ -96,7 +96,7 @@ class Learner:
         self.flops = ModelFlops.of(lm)
         compiled = can_compile(world.device) if config.train.compile is None else config.train.compile
         self._kernel_shares = keeps_kernel(lm, world.device, world.dtype)
-        # Layers that ranks share are compiled only where that is asked for: it was never run on GPUs.
+        # Layers that ranks share are compiled only where that is asked for: no whole run had it yet.
         layers_compiled = compiled and (world.tensor_size == 1 or config.train.compile is not None)
         if layers_compiled and world.tensor_size > 1 and config.model.gradient_checkpointing == "full":
             raise UserError(

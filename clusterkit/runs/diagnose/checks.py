@@ -14,6 +14,7 @@ from clusterkit.common.text_plot import duration
 from clusterkit.runs.diagnose.changes import Context, propose
 from clusterkit.runs.diagnose.model import Cause, Evidence, Rule
 from clusterkit.runs.log.metrics import History, number
+from trainer.config_agents import OverwritingAgentConfig
 
 SOURCE = "metrics.jsonl"
 RECENT = 5
@@ -362,7 +363,10 @@ def read_again(history: History, context: Context) -> Cause | None:
             rules = [Rule("more", key="rollout.gpu_memory_fraction", by=0.05, most=0.9, why="room in the cache")]
             advice = ("prompts of a group under way at a time need room together: servers.count, rollout.max_running",)
     elif (
-        most < LITTLE_SHARED and getattr(context.config.agent, "prompt_order", "") == "paper" and rollout.group_size > 1
+        most < LITTLE_SHARED
+        and isinstance(agent := context.config.agent, OverwritingAgentConfig)
+        and not agent.shares_sections
+        and rollout.group_size > 1
     ):
         title = f"Only {most:.0%} of the prompt tokens can be shared: the memory stands before the section"
         cause = (
@@ -370,7 +374,10 @@ def read_again(history: History, context: Context) -> Cause | None:
             "first it is read once for all of them. Another order of the prompt is another policy, so of a new run; a "
             "small one remembered less far beyond its trained length (docs/prefix-sharing.md), so compare both."
         )
+        advice = ("agent.repeat_problem=true with it: half as much was lost then",)
         rules = [Rule("to", key="agent.prompt_order", to="section_first", why="a group shares its sections")]
+        if agent.wording:
+            advice, rules = ("{section} before {memory} in agent.template_file, for a new run",), []
     else:
         return None
     return Cause(
