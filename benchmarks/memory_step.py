@@ -13,8 +13,10 @@ words of allocation_mode. All runs use the servers of the first one, unless they
 --steps steps, or when --seconds, counted from the start of the script, are over; on an H200 with the 1.5B shape the
 server takes 70 s and the first step, which compiles, 130 s.
 
-With --lora adapters of that rank are trained in place of all weights (docs/lora.md). With --workload math a prompt is a
-short problem and a response has --response tokens, with nothing to share beyond the problem.
+With --lora adapters of that rank are trained in place of all weights (docs/lora.md). With --workload memagent sections
+have 5,000 tokens and memories 1,024 (--group 16 is MemAgent's, and --shape 7B --layers 6 its width in as many layers as
+a GPU of 141 GB has room for). With --workload math a prompt is a short problem and a response has --response tokens,
+with nothing to share beyond the problem.
 
 A case is a staleness, an order of the prompt (`agent.prompt_order`), whether shared prefixes are read and computed
 once (`train.share_prefixes`, `rollout.share_prefixes`), and how many servers share a broadcast of weights. Printed, a
@@ -71,9 +73,9 @@ class Coin:
         return float(self._coin.random() < 0.5)
 
 
-def write_model(folder: Path, shape: str, tokenizer: str) -> None:
+def write_model(folder: Path, shape: str, tokenizer: str, layers: int = 0) -> None:
     torch.manual_seed(0)
-    config = config_of(shape)
+    config = config_of(shape, layers)
     config.bos_token_id, config.eos_token_id = 0, 2
     if shape == "tiny":  # the vocabulary of the tokenizer, and heads as vLLM wants them
         config.vocab_size, config.hidden_size, config.head_dim = (
@@ -152,24 +154,28 @@ def settings(arguments: argparse.Namespace, model: Path, work: Path, case: Case)
     return config
 
 
+LENGTHS = {"memory": (215, 2048, 256), "memagent": (700, 5120, 1024), "tiny": (20, 512, 8)}
+"""Sentences of a section, and the most tokens of it and of a memory."""
+
+
 def memory_agents(arguments: argparse.Namespace, _work: Path, case: Case) -> dict[str, Any]:
     """Task and agent: documents of four sections."""
-    tiny = arguments.shape == "tiny"
+    filler, section, memory = LENGTHS["tiny" if arguments.shape == "tiny" else arguments.workload]
     return {
         "task": {
             "name": "needles",
             "min_chunks": 4,
             "max_chunks": 4,
-            "filler_per_chunk": 20 if tiny else 215,
+            "filler_per_chunk": filler,
             "facts_per_chunk": 2,
         },
         "agent": {
             "template": "memagent",
             "prompt_order": case.order,
-            "chunk_tokens": 512 if tiny else 2048,
+            "chunk_tokens": section,
             "max_question_tokens": 64,
-            "max_memory_tokens": 8 if tiny else 256,
-            "max_final_tokens": 8 if tiny else 256,
+            "max_memory_tokens": memory,
+            "max_final_tokens": memory,
         },
     }
 
@@ -193,7 +199,7 @@ def mathematics(arguments: argparse.Namespace, work: Path, _case: Case) -> dict[
     }
 
 
-WORKLOADS = {"memory": memory_agents, "math": mathematics}
+WORKLOADS = {"memory": memory_agents, "memagent": memory_agents, "math": mathematics}
 
 
 def logs_of(config: dict[str, Any]) -> Path:
@@ -265,6 +271,7 @@ def parse(argv: list[str] | None = None, description: str | None = __doc__) -> a
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", help="folder with an instruction model's tokenizer (its weights are not read)")
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
+    parser.add_argument("--layers", type=int, default=0, help="of the model; 0: as many as the shape has")
     parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=6)
@@ -320,7 +327,7 @@ def main() -> None:
     deadline = began + arguments.seconds
     with tempfile.TemporaryDirectory(prefix="memory-step-") as name:
         work = Path(name)
-        write_model(work / "model", arguments.shape, arguments.tokenizer)
+        write_model(work / "model", arguments.shape, arguments.tokenizer, arguments.layers)
         print(json.dumps({"model_written_s": round(time.perf_counter() - began, 1)}), flush=True)
         logs: list[Path] = []
         try:
