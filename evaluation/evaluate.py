@@ -57,7 +57,9 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
         results = _results(config, folder, checkpoint, kind, rows) | {"versions": _versions() | versions}
         results["base_model"] = str(base) if base else None
         results["seconds"] = round(seconds, 3)
-        results["comparisons"] = [c for name, then in earlier for c in compare(results, then, _label(name, then))]
+        results["comparisons"] = [
+            c for name, then in earlier for c in compare(results, then, _label(name, then, results))
+        ]
         _write(place, results)
     try:
         keep_scores(results, place)
@@ -113,8 +115,10 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _label(name: str, results: dict[str, Any]) -> str:
-    return Path(str(results.get("model_path") or name)).name
+def _label(name: str, then: dict[str, Any], now: dict[str, Any]) -> str:
+    """The name of the other checkpoint; of its results' folder where both checkpoints have one name."""
+    theirs, ours = (Path(str(results.get("model_path") or "")).name for results in (then, now))
+    return theirs if theirs and theirs != ours else Path(name).expanduser().absolute().name
 
 
 def _write(place: Path, results: dict[str, Any]) -> None:

@@ -102,16 +102,21 @@ def test_watch_scores_every_checkpoint_and_draws_the_curve(run_folder: Path, tmp
     assert "difference" in compared.stderr
 
 
-def test_two_checkpoints_are_compared_question_by_question(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "against"), [(("model0", "model1"), "model0"), (("run0/step6", "run1/step6"), "out0")]
+)
+def test_two_checkpoints_are_compared_question_by_question(
+    tmp_path: Path, names: tuple[str, str], against: str
+) -> None:
     data = problems_file(tmp_path)
     common = ["--data-names", data, "--max-gen-tokens", "6", "--n-sampling", "0", "--cache-dir", tmp_path / "cache"]
-    for seed in (0, 1):
-        model = chat_checkpoint(tmp_path / f"model{seed}", seed)
+    for seed, folder in enumerate(names):
+        model = chat_checkpoint(tmp_path / folder, seed)
         words = ["--model-path", model, "--output-path", tmp_path / f"out{seed}"]
         compare = ["--compare", tmp_path / "out0"] if seed else []
         done = clusterkit("eval", *words, *common, *compare, "--json", cwd=tmp_path)
     (found,) = json.loads(done.stdout)["comparisons"]
-    assert (found["dataset"], found["against"], found["questions"]) == ("sums", "model0", 3)
+    assert (found["dataset"], found["against"], found["questions"]) == ("sums", against, 3)
 
 
 @pytest.mark.parametrize(
