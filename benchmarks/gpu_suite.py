@@ -121,10 +121,21 @@ def parts(model: str, data: str, flags: str, cpu: bool, small: bool = False) -> 
     wordings = ("prompt_order.py", "135M", "servers.prefill_delay_ms=100", "--model", model, *limit, *served)
     compiled = ("--shape", "1.5B", "--variants", "compiled", "--micro-batches", "4")
     shared = ("--colocated", "--staleness", "0", "--steps", "2")
+    in_turns = ("memory_step.py", model, *limit, *served, "--staleness", "0", "--colocated", "--keep-memory")
+    in_turns += ("--orders", "section_first", "paper", "--sharing", "on", "off", "--steps", "2", "--tokens", "24576")
+    wide = ("--shape", "7B", "--layers", "6", "--workload", "memagent")
+    rows = ("prefixes.py", *wide)
+    exact = ("prefixes.py", "--shape", "1.5B", "--documents", "2", "--seconds", "2", "--tokens", "12288", "--exact")
+    sweep = ("rollout_settings.py", model, *limit, "--at-once", "4", "--ways", "section_first share")
     adapters = ("training.py", "--shape", "1.5B", "--variants", "compiled", "--lora", "0", "64", "--micro-batches", "1")
     return [
         *of_several(model, limit, served, small),
         Part("wordings-4", (*wordings, "--out", "{out}", "--jobs", "8"), 500, 1000, 4),
+        Part("orders-step", (*in_turns, "--memory", "0.3"), 500, 780),
+        Part("prefixes-exact", (*exact, "--orders", "section_first", "paper"), 100, 240),
+        Part("memagent-rows", (*rows, "--documents", "1", "--seconds", "4", "--tokens", "40960"), 150, 300),
+        Part("memagent-step", (*in_turns, *wide, "--group", "16", "--documents", "4", "--memory", "0.25"), 500, 780),
+        Part("settings", (*sweep, "--only", "graphs", "page-64", "no-overlap", "lpm"), 250, 480),
         Part("lora-1.5B", (*adapters, "--seconds", "5"), 100, 240),
         Part("long-rows", ("long_rows.py",), 300, 500),
         Part("hqa", (*scores, *by_length), 300, 800, alone=True),

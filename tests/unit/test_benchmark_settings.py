@@ -44,6 +44,16 @@ def test_parts_for_several_gpus_use_as_many_as_they_are_given(part: gpu_suite.Pa
         assert str(part.gpus) in words
 
 
+WHOLE_STEPS = [p for p in gpu_suite.parts("TOKENIZER", "DATA", "", cpu=False) if p.argv[0] == "memory_step.py"]
+
+
+@pytest.mark.parametrize("part", WHOLE_STEPS, ids=lambda part: part.name)
+def test_parts_of_whole_steps_are_runs_of_as_many_gpus_as_they_take(part: gpu_suite.Part, tmp_path: Path) -> None:
+    given = memory_step.parse([word.replace("{seconds}", "60") for word in part.argv[1:]])
+
+    assert accepted(given, tmp_path).gpus == part.gpus
+
+
 def test_a_script_with_options_of_its_own_gets_settings_that_a_run_accepts(tmp_path: Path) -> None:
     # As rollout.py, rollout_settings.py and peers.py do: they know few of memory_step's options.
     own = argparse.Namespace(tokenizer="TOKENIZER", shape="1.5B", engine="sglang", documents=4, group=2)
