@@ -65,6 +65,7 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
     if values.get("preset", preset) != preset:
         raise UserError(f"preset={values['preset']}: choose the preset with --preset")
     settings = _drop_inapplicable_parts(presets.collect(size, chosen, values), overrides)
+    _refuse_other_tasks_settings(settings, size, chosen)
     config = to_config(presets.nest({key: setting.value for key, setting in settings.items()}))
     for key in ("experiment_name", "trial_name"):
         if getattr(config, key).startswith("."):
@@ -99,6 +100,23 @@ def _drop_inapplicable_parts(settings: dict[str, Setting], overrides: Sequence[s
             foreign -= parts
             settings = {name: setting for name, setting in settings.items() if name not in parts}
     return settings
+
+
+def _refuse_other_tasks_settings(settings: dict[str, Setting], size: SizePreset, chosen: str) -> None:
+    """Say which tasks of the preset have what was typed and the chosen one has not. Raises UserError."""
+    values = {key: setting.value for key, setting in settings.items()}
+    for key, setting in settings.items():
+        section, _, field = key.partition(".")
+        if setting.origin != "override" or section not in CHOICES or applies(key, values):
+            continue
+        tasks = [task for task in size.tasks if task != chosen and applies(key, _values(size, task))]
+        if tasks:
+            choice, advice = CHOICES[section], f": leave it out, or choose --task {' or '.join(tasks)}"
+            raise UserError(choice.refusal(str(values.get(choice.setting, choice.default)), field, advice=advice))
+
+
+def _values(size: SizePreset, task: str) -> dict[str, Any]:
+    return {key: setting.value for key, setting in presets.collect(size, task).items()}
 
 
 def shown_values(config: RunConfig) -> dict[str, Any]:

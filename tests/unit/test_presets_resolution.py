@@ -184,6 +184,21 @@ def test_a_task_that_the_preset_does_not_allow_is_refused_with_a_preset_that_doe
         resolve("135M_cpu", None, ["task.name=recall"])
 
 
+@pytest.mark.parametrize(
+    ("size", "override", "advice"),
+    [
+        ("7B_n4", "agent.prompt_order=section_first", ": leave it out, or choose --task memagent"),
+        ("tiny", "task.num_documents=3", ": leave it out"),
+    ],
+)
+def test_a_setting_of_another_task_of_the_preset_is_refused_with_that_task(
+    size: str, override: str, advice: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        resolve(size, None, [override])
+    assert str(refused.value).endswith(advice)
+
+
 def test_the_run_folder_does_not_depend_on_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
