@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
@@ -93,12 +93,19 @@ def parse_value(field: Field, text: str) -> Any:
     return value
 
 
-def to_config(values: dict[str, Any]) -> RunConfig:
-    """Validate nested values; UserError explains all that pydantic finds."""
+LEAVE_OUT = ": leave it out"
+
+
+def to_config(values: dict[str, Any], advice: Callable[[str], str] = lambda _: LEAVE_OUT) -> RunConfig:
+    """Validate nested values; UserError explains all that pydantic finds.
+
+    advice: what to do about a setting of another name than the chosen one, by its dotted name.
+    """
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(explain(problem) for problem in error.errors())) from None
+        told = (explain(problem, advice=advice(setting_of(problem["loc"]))) for problem in error.errors())
+        raise UserError("\n".join(told)) from None
 
 
 def bad_value(field: Field, given: Any) -> UserError:
@@ -132,9 +139,7 @@ def _parse_list(field: Field, value: Any) -> list[Any]:
         raise bad_value(field, ",".join(str(item) for item in items)) from None
 
 
-def explain(
-    problem: Any, model: type[BaseModel] = RunConfig, what: str = "this run", advice: str = ": leave it out"
-) -> str:
+def explain(problem: Any, model: type[BaseModel] = RunConfig, what: str = "this run", advice: str = LEAVE_OUT) -> str:
     """Say in the settings' own words what pydantic finds wrong with one of them.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 from clusterkit.config import presets
 from clusterkit.config.aliases import translate
 from clusterkit.config.fields import applies, has_effect
-from clusterkit.config.overrides import parse_overrides, to_config
+from clusterkit.config.overrides import LEAVE_OUT, parse_overrides, to_config
 from clusterkit.config.presets import Setting, SizePreset
 from trainer.config import RunConfig, flatten
 from trainer.config_choices import CHOICES
@@ -65,8 +65,8 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
     if values.get("preset", preset) != preset:
         raise UserError(f"preset={values['preset']}: choose the preset with --preset")
     settings = _drop_inapplicable_parts(presets.collect(size, chosen, values), overrides)
-    _refuse_other_tasks_settings(settings, size, chosen)
-    config = to_config(presets.nest({key: setting.value for key, setting in settings.items()}))
+    nested = presets.nest({key: setting.value for key, setting in settings.items()})
+    config = to_config(nested, lambda key: _advice(size, chosen, key))
     for key in ("experiment_name", "trial_name"):
         if getattr(config, key).startswith("."):
             raise UserError(
@@ -102,17 +102,12 @@ def _drop_inapplicable_parts(settings: dict[str, Setting], overrides: Sequence[s
     return settings
 
 
-def _refuse_other_tasks_settings(settings: dict[str, Setting], size: SizePreset, chosen: str) -> None:
-    """Say which tasks of the preset have what was typed and the chosen one has not. Raises UserError."""
-    values = {key: setting.value for key, setting in settings.items()}
-    for key, setting in settings.items():
-        section, _, field = key.partition(".")
-        if setting.origin != "override" or section not in CHOICES or applies(key, values):
-            continue
-        tasks = [task for task in size.tasks if task != chosen and applies(key, _values(size, task))]
-        if tasks:
-            choice, advice = CHOICES[section], f": leave it out, or choose --task {' or '.join(tasks)}"
-            raise UserError(choice.refusal(str(values.get(choice.setting, choice.default)), field, advice=advice))
+def _advice(size: SizePreset, chosen: str, key: str) -> str:
+    """Return what to do about a setting that the chosen task's parts have not: other tasks of the preset may."""
+    if key.partition(".")[0] not in ("agent", "reward", "task"):
+        return LEAVE_OUT
+    tasks = [task for task in size.tasks if task != chosen and applies(key, _values(size, task))]
+    return f"{LEAVE_OUT}, or choose --task {' or '.join(tasks)}" if tasks else LEAVE_OUT
 
 
 def _values(size: SizePreset, task: str) -> dict[str, Any]:
