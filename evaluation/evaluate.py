@@ -118,7 +118,10 @@ def _versions() -> dict[str, str]:
 def _label(name: str, then: dict[str, Any], now: dict[str, Any]) -> str:
     """The name of the other checkpoint; of its results' folder where both checkpoints have one name."""
     theirs, ours = (Path(str(results.get("model_path") or "")).name for results in (then, now))
-    return theirs if theirs and theirs != ours else Path(name).expanduser().absolute().name
+    place = Path(name).expanduser().absolute()
+    if theirs and theirs != ours:
+        return theirs
+    return f"{place.parent.name}/{place.name}" if (place / RESULTS).is_file() else place.name
 
 
 def _write(place: Path, results: dict[str, Any]) -> None:

@@ -93,7 +93,10 @@ def test_checkpoints_are_compared_over_all_questions_and_it_is_told_for_which_of
     for place, now in ((same, 1), (other, 0)):
         results = results_of(place)
         assert {(c["questions"], *c["too_long"]) for c in results["comparisons"]} == {(4, 1, now)}
-        told = f"ruler_hqa@3: of 4 compared questions 1 were too long for model and {now} are now: they count as wrong"
+        against = f"then/{before.name}"  # of both the model's name is the same
+        told = (
+            f"ruler_hqa@3: of 4 compared questions 1 were too long for {against} and {now} are now: they count as wrong"
+        )
         assert (place / "table.txt").read_text(encoding="utf-8").count(told) == 1
         assert told in evaluation_page(results, place)
     assert "too long" not in comparison_table(results_of(unlimited)["comparisons"])
