@@ -137,7 +137,7 @@ def main() -> None:
     deadline = time.perf_counter() + given.seconds
     with tempfile.TemporaryDirectory(prefix="lost-") as name:
         work = Path(name)
-        base.write_model(work / "model", given.shape, given.tokenizer)
+        base.write_model(work / "model", given.shape, given.tokenizer, given.layers)
         measure(given, work, deadline)
 
 

@@ -42,10 +42,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import yaml
 from gpu_suite import visible_gpus
 
+from clusterkit.config.overrides import parse_overrides
 from clusterkit.config.resolve import resolve
 from evaluation.metrics import score_interval
 from trainer.config import RunConfig, flatten
 from trainer.errors import UserError
+from trainer.files import write_atomic
 from trainer.launch.retries import REFUSED
 from trainer.paths import RunPaths
 from trainer.serving import registry
@@ -176,7 +178,7 @@ def changed(run: Run, out: Path) -> list[str]:
         before = flatten(RunConfig.model_validate(yaml.safe_load(file_of(run, out).read_text())))
     except FileNotFoundError:
         return []
-    except ValueError:
+    except (ValueError, yaml.YAMLError):
         return ["version of clusterkit"]
     now = flatten(run.config)
     return [name for name in now if name != MEMORY and before.get(name) != now[name]]
@@ -197,9 +199,6 @@ def carry_out(run: Run, out: Path, gpu: str, deadline: float) -> None:
 def train(run: Run, out: Path, gpu: str, deadline: float) -> int:
     """One start of a run, to its end or the deadline's; its exit code, 0 where no time is left for it."""
     file = file_of(run, out)
-    file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
-    with PRINTING:
-        print(f"{run.arm}, seed {run.seed}: training, {file.with_suffix('.log')}", file=sys.stderr, flush=True)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -215,6 +214,9 @@ def train(run: Run, out: Path, gpu: str, deadline: float) -> int:
     with STARTING[gpu] if waits else nullcontext():
         if over():
             return 0
+        write_atomic(file, yaml.safe_dump(run.config.model_dump(mode="json")))
+        with PRINTING:
+            print(f"{run.arm}, seed {run.seed}: training, {file.with_suffix('.log')}", file=sys.stderr, flush=True)
         with file.with_suffix(".log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "trainer", str(file)],
@@ -293,9 +295,9 @@ def difference(complete: dict[tuple[str, int], dict[str, Any]], arm: str, seed: 
 
 def checked_runs(parser: argparse.ArgumentParser, arguments: argparse.Namespace, out: Path) -> list[Run]:
     """All runs; ends the command with one sentence where they cannot be, or are there with other settings."""
-    if own := {setting.partition("=")[0] for setting in arguments.settings} & OWN:
-        parser.error(f"{', '.join(sorted(own))}: --arms, --seeds, --steps and --tasks say that")
     try:
+        if own := parse_overrides(arguments.settings).keys() & OWN:
+            parser.error(f"{', '.join(sorted(own))}: --arms, --seeds, --steps and --tasks say that")
         wanted = runs(arguments, out)
     except UserError as error:
         parser.error(str(error))

@@ -118,9 +118,11 @@ def _versions() -> dict[str, str]:
 def _label(name: str, then: dict[str, Any], now: dict[str, Any]) -> str:
     """The name of the other checkpoint; of its results' folder where both checkpoints have one name."""
     theirs, ours = (Path(str(results.get("model_path") or "")).name for results in (then, now))
-    place = Path(name).expanduser().absolute()
     if theirs and theirs != ours:
         return theirs
+    place = Path(name).expanduser().absolute()
+    if place.is_file():
+        place = place.parent
     return f"{place.parent.name}/{place.name}" if (place / RESULTS).is_file() else place.name
 
 

@@ -36,7 +36,7 @@ from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.learner import Learner
 from trainer.train.model import copy_in
 from trainer.train.packing import share_out
-from trainer.train.prefixes import prefix_groups
+from trainer.train.prefixes import LEAST_SHARED, prefix_groups
 from trainer.train.shares import Plan
 from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
 from trainer.weights.source import refresh
@@ -53,10 +53,10 @@ GROUPS: Groups = [(40, [(3, 5), (9, 2), (1, 8), (4, 4), (12, 3), (2, 6)]), (24, 
 
 
 def random_groups(seed: int) -> Groups:
-    """One to four groups of 1 to 16 rows, each of 90 tokens at most."""
+    """One to four groups of 1 to 16 rows, each of 90 tokens at most; all but single rows share enough."""
     draw = random.Random(seed)
     members = [[(draw.randint(1, 20), draw.randint(1, 9)) for _ in range(draw.randint(1, 16))] for _ in range(4)]
-    return [(draw.randint(1, 60), rows) for rows in members[: draw.randint(1, 4)]]
+    return [(draw.randint(LEAST_SHARED, 60), rows) for rows in members[: draw.randint(1, 4)]]
 
 
 RANDOM = range(4)

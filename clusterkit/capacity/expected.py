@@ -27,6 +27,7 @@ from clusterkit.capacity.speed import (
     MOST_RESPONSE,
     MOST_SERVERS,
     MOST_SHARED,
+    MOST_TENSOR,
     NETWORK,
     RECOMPUTED,
     STEADY_STEP_SECONDS,
@@ -279,7 +280,11 @@ class _Step:
         training = self.allocation.training.layout if self.allocation.training is not None else None
         if training is not None and training.tensor > 1:
             worst, best = (f"{share:.0%}" for share in reversed(TENSOR_TRAINING))
-            found.append(f"layers that training GPUs share ({worst} to {best} of their speed, measured compiled)")
+            compiled = self.config.train.compile and training.tensor == MOST_TENSOR
+            other = "" if compiled else ", which this run's are not"
+            found.append(
+                f"layers that training GPUs share ({worst} to {best} of their speed: compiled and two GPUs each{other})"
+            )
         if training is not None and training.gpus > MOST_MEASURED:
             found.append(f"training on more than {MOST_MEASURED} GPUs")
         whole, computed = self._tokens(0)

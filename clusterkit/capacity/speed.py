@@ -91,7 +91,9 @@ RECOMPUTED = 32_511 / 40_894
 """Of the speed of training, with every layer's activations computed again in the backward pass."""
 TENSOR_TRAINING = (0.79, 0.73)
 """Of that, where ranks share layers: two GPUs as one tensor parallel group and four as two of them, compiled, over one
-GPU alone (six layers of 7B's width)."""
+GPU alone (six layers of 7B's width); the worse figure is over the better single GPU of two hosts."""
+MOST_TENSOR = 2
+"""GPUs that shared layers in training."""
 MOST_SHARED = 3.0
 """Tokens of rows over those that training computed, at most, in what was measured: sections of 2,000 tokens, memories
 of 256, 8 trajectories a document."""

@@ -66,7 +66,7 @@ def resolve(preset: str | None, task: str | None = None, overrides: Sequence[str
         raise UserError(f"preset={values['preset']}: choose the preset with --preset")
     settings = _drop_inapplicable_parts(presets.collect(size, chosen, values), overrides)
     nested = presets.nest({key: setting.value for key, setting in settings.items()})
-    config = to_config(nested, lambda key: _advice(size, chosen, key))
+    config = to_config(nested, lambda key: _advice(size, chosen, values, key))
     for key in ("experiment_name", "trial_name"):
         if getattr(config, key).startswith("."):
             raise UserError(
@@ -102,16 +102,16 @@ def _drop_inapplicable_parts(settings: dict[str, Setting], overrides: Sequence[s
     return settings
 
 
-def _advice(size: SizePreset, chosen: str, key: str) -> str:
+def _advice(size: SizePreset, chosen: str, typed: dict[str, Any], key: str) -> str:
     """Return what to do about a setting that the chosen task's parts have not: other tasks of the preset may."""
-    if key.partition(".")[0] not in ("agent", "reward", "task"):
+    if typed.keys() & {"task.name", "trainer.type"} or key.partition(".")[0] not in ("agent", "reward", "task"):
         return LEAVE_OUT
-    tasks = [task for task in size.tasks if task != chosen and applies(key, _values(size, task))]
+    tasks = [task for task in size.tasks if task != chosen and applies(key, _values(size, task, typed))]
     return f"{LEAVE_OUT}, or choose --task {' or '.join(tasks)}" if tasks else LEAVE_OUT
 
 
-def _values(size: SizePreset, task: str) -> dict[str, Any]:
-    return {key: setting.value for key, setting in presets.collect(size, task).items()}
+def _values(size: SizePreset, task: str, typed: dict[str, Any]) -> dict[str, Any]:
+    return {key: setting.value for key, setting in presets.collect(size, task, typed).items()}
 
 
 def shown_values(config: RunConfig) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import gpu_suite
 import memory_step
+import prompt_order
 import server_profile
 
 from trainer.config import RunConfig
@@ -42,6 +44,35 @@ def test_parts_for_several_gpus_use_as_many_as_they_are_given(part: gpu_suite.Pa
         assert max(case.gpus for case in cases) == part.gpus
     else:
         assert str(part.gpus) in words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--steps", "0"], "--steps: 0 is not at least 1"),
+        (["agent.prompt_order=paper"], "agent.prompt_order: --arms, --seeds, --steps and --tasks say that"),
+        (["NUM_ROLLOUT=5"], "train.total_steps: --arms"),
+        (["train.share_prefixes=maybe"], "train.share_prefixes=maybe is not allowed"),
+        (["--tasks", "9"], "has paper-seed11-steps3 with another eval.num_tasks: name another folder for --out"),
+    ],
+)
+def test_prompt_order_says_what_is_wrong_before_anything_is_trained(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["prompt_order.py", "tiny", "--out", str(tmp_path), "--seeds", "11", "--steps", "3"]
+    earlier = argparse.Namespace(
+        preset="tiny", seeds=[11], steps=3, tasks=8, arms=["paper"], model="", flags="", settings=[]
+    )
+    (run,) = prompt_order.runs(earlier, tmp_path)
+    prompt_order.file_of(run, tmp_path).write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
+    monkeypatch.setattr(sys, "argv", [*command, *words])
+    monkeypatch.setattr(prompt_order, "train", lambda *_: pytest.fail("something was trained"))
+
+    with pytest.raises(SystemExit) as ended:
+        prompt_order.main()
+
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 WHOLE_STEPS = [p for p in gpu_suite.parts("TOKENIZER", "DATA", "", cpu=False) if p.argv[0] == "memory_step.py"]

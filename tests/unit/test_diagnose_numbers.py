@@ -197,7 +197,9 @@ def test_prompts_that_are_read_again(tmp_path: Path) -> None:
     on = _steps(_writer(tmp_path / "on", served), 8, _reading(0.4, 0.75)).recover(8)
     assert [change.key for change in _only(on, "read-again").changes] == ["rollout.gpu_memory_fraction"]
     paper = _steps(_writer(tmp_path / "paper", served), 8, _reading(0.2, 0.23)).recover(8)
-    (change,) = _only(paper, "read-again").changes
+    finding = _only(paper, "read-again")
+    assert "repeat_problem" in finding.advice[0]
+    (change,) = finding.changes
     assert (change.key, change.proposed, change.new_trial) == ("agent.prompt_order", "section_first", True)
 
 

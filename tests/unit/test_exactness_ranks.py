@@ -81,6 +81,9 @@ def test_the_cases_are_as_uneven_as_they_say() -> None:
     rows = ranks.case_rows(ranks.grouped_query_lm(), ranks.GROUPS, 0)
     lengths = [[sum(rows[i].num_tokens for i in batch) for batch in rank] for rank in plan("long_rows")]
     assert any(length > 50 for rank in lengths for length in rank)  # alone in their micro-batches
+    for name in ("shared", *(f"random_{n}" for n in ranks.RANDOM)):
+        groups = prefix_groups(ranks.case_rows(ranks.grouped_query_lm(), ranks.CASES[name][1], 0))
+        assert any(group.prefix for group in groups), name
 
 
 def test_a_bad_gradient_on_one_rank_stops_both(two_ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:

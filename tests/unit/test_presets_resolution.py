@@ -185,17 +185,19 @@ def test_a_task_that_the_preset_does_not_allow_is_refused_with_a_preset_that_doe
 
 
 @pytest.mark.parametrize(
-    ("size", "override", "advice"),
+    ("size", "overrides", "advice"),
     [
-        ("7B_n4", "agent.prompt_order=section_first", ": leave it out, or choose --task memagent"),
-        ("tiny", "task.num_documents=3", ": leave it out"),
+        ("7B_n4", ["agent.prompt_order=section_first"], ": leave it out, or choose --task memagent"),
+        ("7B_n4", ["agent.name=single_turn", "agent.chunk_tokens=512"], ": leave it out"),
+        ("tiny", ["task.num_documents=3"], ": leave it out"),
+        ("tiny", ["trainer.type=sft", "task.num_keys=8"], ": leave it out"),
     ],
 )
 def test_a_setting_of_another_task_of_the_preset_is_refused_with_that_task(
-    size: str, override: str, advice: str
+    size: str, overrides: list[str], advice: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        resolve(size, None, [override])
+        resolve(size, None, overrides)
     assert str(refused.value).endswith(advice)
 
 

@@ -14,7 +14,7 @@ from clusterkit.common.text_plot import duration
 from clusterkit.runs.diagnose.changes import Context, propose
 from clusterkit.runs.diagnose.model import Cause, Evidence, Rule
 from clusterkit.runs.log.metrics import History, number
-from trainer.config_agents import OverwritingAgentConfig
+from trainer.config_agents import MemagentConfig
 
 SOURCE = "metrics.jsonl"
 RECENT = 5
@@ -364,7 +364,7 @@ def read_again(history: History, context: Context) -> Cause | None:
             advice = ("prompts of a group under way at a time need room together: servers.count, rollout.max_running",)
     elif (
         most < LITTLE_SHARED
-        and isinstance(agent := context.config.agent, OverwritingAgentConfig)
+        and isinstance(agent := context.config.agent, MemagentConfig)
         and not agent.shares_sections
         and rollout.group_size > 1
     ):
@@ -374,7 +374,8 @@ def read_again(history: History, context: Context) -> Cause | None:
             "first it is read once for all of them. Another order of the prompt is another policy, so of a new run; a "
             "small one remembered less far beyond its trained length (docs/prefix-sharing.md), so compare both."
         )
-        advice = ("agent.repeat_problem=true with it: half as much was lost then",)
+        if not agent.repeat_problem:
+            advice = ("agent.repeat_problem=true with it: the small one lost half as much then",)
         rules = [Rule("to", key="agent.prompt_order", to="section_first", why="a group shares its sections")]
         if agent.wording:
             advice, rules = ("{section} before {memory} in agent.template_file, for a new run",), []
