@@ -363,6 +363,9 @@ def main() -> int:
         except KeyboardInterrupt:
             STOP.set()
             print("interrupting the runs …", file=sys.stderr, flush=True)
+        except OSError as error:  # a full disk, say
+            STOP.set()
+            parser.exit(1, f"{parser.prog}: {error}\n")
     complete = {(run.arm, run.seed): record for run in wanted if (record := run.record())}
     print("\n".join(table(complete, arguments.arms, wanted[0].config.task.max_chunks)))
     return 130 if STOP.is_set() else int(len(complete) < len(wanted))
