@@ -9,7 +9,7 @@ Real runs of the trainer (`python -m trainer`) with random weights of a shape: 3
 2000 tokens, 8 trajectories each, 256 tokens of memory, rewards by the toss of a coin so that everything is trained on.
 SGLang samples on GPU 0, FSDP trains on GPU 1, weights go over NCCL; with --colocated both share GPU 0, weights go
 through CUDA IPC, and what is not used lies in host memory (train.offload). --allocation says it for more GPUs, in the
-words of allocation_mode. All runs use the servers of the first one, unless they share its GPUs. A run is ended after
+words of allocation_mode. All runs use the servers of the first one, unless these hand memory over. A run is ended after
 --steps steps, or when --seconds, counted from the start of the script, are over; on an H200 with the 1.5B shape the
 server takes 70 s and the first step, which compiles, 130 s.
 
@@ -55,8 +55,9 @@ from trainer.allocation import Allocation, AllocationError
 from trainer.allocation_text import parse as parse_allocation
 from trainer.config import RunConfig
 from trainer.paths import RunPaths
+from trainer.placement import local_places
 from trainer.serving import registry
-from trainer.serving.keeper import end_hosts
+from trainer.serving.keeper import config_file, end_hosts, host_command, placed, start_host
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLD = ("mfu", "train_row_tokens_per_s", "rollout_tokens_per_s", "decode_roofline", "cached_share", "mismatch_logp")
@@ -206,6 +207,21 @@ def logs_of(config: dict[str, Any]) -> Path:
     return RunPaths.of(RunConfig.model_validate(config)).logs
 
 
+def start_servers(config: dict[str, Any], deadline: float) -> None:
+    """Start a run's servers on shared GPUs before it: a run's own would end with it. They end with this process."""
+    parsed = RunConfig.model_validate(config)
+    folder = registry.folder_of(RunPaths.of(parsed).logs)
+    file = config_file(parsed, folder)
+    hosts = []
+    for place in local_places(parsed):
+        command = host_command(file, Path(parsed.model.path), place.name, kept=True, tied=True)
+        hosts.append(start_host(placed(command, place.gpus, "127.0.0.1"), folder / f"{place.name}.host.log", tied=True))
+    while not (found := registry.read(folder)) or any(one.state != "ready" for one in found) or len(found) < len(hosts):
+        if time.perf_counter() > deadline or any(host.poll() is not None for host in hosts):
+            raise SystemExit(f"a server did not start; {folder}: {[(one.name, one.reason) for one in found]}")
+        time.sleep(0.2)
+
+
 def run(config: dict[str, Any], steps: int, deadline: float, before: Path | None) -> list[dict[str, Any]]:
     """The step records of one run of the trainer, each printed when it is there. before: logs of a run whose server is
     still there.
@@ -213,7 +229,7 @@ def run(config: dict[str, Any], steps: int, deadline: float, before: Path | None
     logs = logs_of(config)
     file = logs.with_name(f"{logs.name}.yaml")
     servers = registry.folder_of(logs)
-    servers.mkdir(parents=True)
+    servers.mkdir(parents=True, exist_ok=True)
     for one in registry.read(registry.folder_of(before)) if before else []:
         registry.write(servers, one)
     file.write_text(yaml.safe_dump(config))
@@ -339,9 +355,12 @@ def main() -> None:
             ):
                 config = settings(arguments, work / "model", work, case)
                 logs.append(logs_of(config))
-                before = logs[-2] if len(logs) > 1 and not arguments.colocated else None
+                hand_over = arguments.colocated and not arguments.keep_memory
+                if arguments.colocated and not hand_over and len(logs) == 1:
+                    start_servers(config, deadline)
+                before = logs[-2] if len(logs) > 1 and not hand_over else None
                 steps = run(config, arguments.steps, deadline, before)
-                if arguments.colocated:  # the next ones need their memory
+                if hand_over:  # the next ones need their memory
                     end_hosts(registry.folder_of(logs[-1]))
                 if steps:
                     found[case] = summary(steps, case)
