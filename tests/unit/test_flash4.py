@@ -1,5 +1,6 @@
-"""FlashAttention 4 in training, with a stand-in for its package in plain PyTorch: the kernels themselves need a Hopper
-GPU (tests/gpu/test_training.py). What is ours is shown: operations, gradients, which rows go that way.
+"""FlashAttention 4's backward pass in training, with stand-ins in plain PyTorch for its package and PyTorch's kernel: the
+kernels themselves need a Hopper GPU (tests/gpu/test_training.py). What is ours is shown: operations, gradients, which
+rows go that way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ CPU = torch.device("cpu")
 
 
 class Package:
-    """flash_attn.cute.interface 4.0.0b19, as far as it is called: arguments, returned values and what it insists on.
+    """flash_attn.cute.interface 4.0.0b19 and PyTorch's kernel, as far as they are called: arguments, results and what
+    they insist on.
 
     late: tokens that the causal mask is off, as in a kernel that aligns it elsewhere.
     """
@@ -29,20 +31,14 @@ class Package:
     def __init__(self) -> None:
         self.forwards, self.prefixes, self.late = 0, 0, 0
 
-    def _flash_attn_fwd(
-        self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-        max_seqlen_k: int, softmax_scale: float, causal: bool, return_lse: bool,
-    ) -> tuple[Tensor, Tensor, None, None]:  # fmt: skip
-        assert causal
-        assert return_lse
-        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, key_ends: Tensor, longest_keys: int,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         self.forwards += 1
         self.prefixes += len(k) > len(q)
-        if self.late:
-            k, v = k.roll(self.late, 0), v.roll(self.late, 0)
-        places = (cu_seqlens_q, max_seqlen_q, cu_seqlens_k, max_seqlen_k)
-        sums = q.new_full(q.shape[1::-1], 7.0, dtype=torch.float32)
-        return rowattention.rows(q, k, v, *places, softmax_scale, None), sums, None, None
+        out = rowattention.rows(q, k, v, ends, longest, key_ends, longest_keys, scale, None)
+        return out, q.new_full(q.shape[1::-1], 7.0, dtype=torch.float32)
 
     def _flash_attn_bwd(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *, cu_seqlens_q: Tensor,
@@ -56,6 +52,8 @@ class Package:
         assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
         assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
         assert max_seqlen_k >= int(cu_seqlens_k.diff().max())
+        if self.late:
+            k, v = k.roll(self.late, 0), v.roll(self.late, 0)
         return rowattention.rows_backward(dout, q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale, None)
 
 
@@ -65,6 +63,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
     rowattention.use(monkeypatch)
     stand_in = Package()
     monkeypatch.setattr(flash4, "_package", lambda: stand_in)
+    monkeypatch.setattr(flash4, "_attention", stand_in.attention)
     monkeypatch.setattr(flash4, "available", lambda: True)
     monkeypatch.setattr(flash4, "HEADS", (HEAD,))
     monkeypatch.setattr(varlen, "_FASTER", {})
@@ -106,7 +105,7 @@ def test_a_run_looks_for_it_by_itself_and_once(package: Package, caplog: pytest.
 
     assert package.forwards > 1
     assert [r.getMessage() for r in caplog.records].count(
-        "attention of rows that share a prefix: FlashAttention 4"
+        "attention of rows that share a prefix: backward pass by FlashAttention 4"
     ) == 1
 
 
@@ -156,6 +155,8 @@ def test_it_is_not_there_without_a_gpu_or_where_it_is_switched_off(monkeypatch: 
     monkeypatch.delenv(flash4.SWITCH, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(flash4, "_package", object)
+    known = ["return_aux", "scale", "window_size"]
+    monkeypatch.setattr(flash4, "_known", lambda: frozenset(known))
     capability = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability[0])
 
@@ -163,6 +164,9 @@ def test_it_is_not_there_without_a_gpu_or_where_it_is_switched_off(monkeypatch: 
     capability[0] = (8, 0)
     assert not flash4.available()
     capability[0] = (9, 0)
+    known.pop()  # PyTorch 2.10's kernel
+    assert not flash4.available()
+    known.append("window_size")
     monkeypatch.setenv(flash4.SWITCH, "0")
     assert not flash4.available()
     monkeypatch.delenv(flash4.SWITCH)

@@ -1,14 +1,18 @@
-"""FlashAttention 4 on Hopper GPUs, for rows that attend to a shared prefix, as operations that torch.compile can hold.
+"""FlashAttention 4's backward pass on Hopper GPUs, for rows that attend to a shared prefix.
 
-The package is flash-attn-4, which SGLang's environment has. Its own autograd function is none that compiled layers can
-hold, so forward and backward are operations here. Kernels are compiled for a number and size of heads where they first
-run, in some seconds.
+The forward pass is PyTorch's kernel, as that of whole rows: it rounds a row's outputs alike wherever the row lies, so
+log-probs do not depend on what is shared. FlashAttention 4's own forward pass is as near to float32's and rounds
+otherwise; gradients of whole rows and of shared ones would be as far apart as two ways of rounding are
+(docs/performance.md). The package is flash-attn-4, which SGLang's environment has. Forward and backward are operations
+here that torch.compile can hold. Kernels are compiled for a number and size of heads where they first run, in some
+seconds.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import logging
 import os
 import warnings
@@ -28,10 +32,10 @@ gains."""
 
 
 def available() -> bool:
-    """Whether this GPU is a Hopper, and the package is there and can be imported."""
+    """Whether this GPU is a Hopper, PyTorch's kernel tells what the backward pass needs, and the package is there."""
     if os.environ.get(SWITCH) == "0" or not torch.cuda.is_available():
         return False
-    if torch.cuda.get_device_capability()[0] != HOPPER:
+    if torch.cuda.get_device_capability()[0] != HOPPER or not {"return_aux", "scale", "window_size"} <= _known():
         return False
     try:
         _package()
@@ -61,9 +65,32 @@ def _package() -> Any:
     return importlib.import_module("flash_attn.cute.interface")
 
 
-def _options(ends: Tensor, key_ends: Tensor, longest: int, longest_keys: int, scale: float) -> dict[str, Any]:
-    rows = {"cu_seqlens_q": ends, "cu_seqlens_k": key_ends, "max_seqlen_q": longest, "max_seqlen_k": longest_keys}
-    return {**rows, "softmax_scale": scale, "causal": True}  # causal: queries are the last of the keys' positions
+@functools.cache
+def _known() -> frozenset[str]:
+    """Arguments of PyTorch's kernel in this version."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 (not in every version)
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, key_ends: Tensor, longest_keys: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What PyTorch's kernel returns, and the log-sum-exp of the scores, [heads, tokens] float32."""
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn  # noqa: PLC0415 (not in every version)
+
+    options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0), "return_aux": AuxRequest(lse=True)}
+    if "enable_gqa" in _known():
+        options["enable_gqa"] = True
+    else:
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    out, sums = varlen_attn(query, key, value, ends, key_ends, longest, longest_keys, **options)
+    # Its documentation has them the other way round than they are.
+    return out, (sums if len(sums) == query.shape[1] else sums.t()).contiguous()
 
 
 @torch.library.custom_op("clusterkit::flash4", mutates_args=())
@@ -71,9 +98,7 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int, longest_keys: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    options = _options(ends, key_ends, longest, longest_keys, scale)
-    out, sums = _package()._flash_attn_fwd(query, key, value, return_lse=True, **options)[:2]
-    return out, sums.contiguous()
+    return _attention(query, key, value, ends, longest, key_ends, longest_keys, scale)
 
 
 @_forward.register_fake
@@ -87,7 +112,9 @@ def _backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, ends: Tensor, key_ends: Tensor,
     longest: int, longest_keys: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    options = _options(ends, key_ends, longest, longest_keys, scale)
+    rows = {"cu_seqlens_q": ends, "cu_seqlens_k": key_ends, "max_seqlen_q": longest, "max_seqlen_k": longest_keys}
+    # causal: queries are the last of the keys' positions
+    options = {**rows, "softmax_scale": scale, "causal": True}
     found = _package()._flash_attn_bwd(query, key, value, out, grad.contiguous(), sums, **options)
     return found[0], found[1], found[2]
 

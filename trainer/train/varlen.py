@@ -2,8 +2,8 @@
 
 The kernel is PyTorch's (`torch.nn.attention.varlen`, from 2.10 on), otherwise flash-attn's where that is installed.
 PyTorch's has options for grouped heads only from 2.13 on, and for sliding windows from 2.11 on. So `flash` tries once,
-before anything is compiled, what the kernel at hand computes correctly. Rows that attend to a shared prefix go through
-FlashAttention 4 (trainer/train/flash4.py) where that is at hand and right, too.
+before anything is compiled, what the kernel at hand computes correctly. The backward pass of rows that attend to a
+shared prefix is FlashAttention 4's (trainer/train/flash4.py) where that is at hand and right, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ log = logging.getLogger("trainer")
 
 HALF = (torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
+FLASH_ATTN = "flash-attn"
 # The longest row's length is rounded up to a multiple of this, so that few lengths are compiled for.
 LENGTH_STEP = 1024
 # Window of the test whether a kernel supports sliding windows.
@@ -95,14 +96,14 @@ def flash() -> Flash | None:
         return None
     kernel, name = _torchs(), "torch"
     if kernel is None:
-        kernel, name = _flash_attn(), "flash-attn"
+        kernel, name = _flash_attn(), FLASH_ATTN
     if kernel is None:
         return None
     return _keep(Flash(name, kernel, _takes_groups(kernel), _takes_windows(kernel), _takes_prefixes(kernel)))
 
 
 def find_faster(device: torch.device, heads: int, kv_heads: int, head_size: int) -> None:
-    """Look once for a faster kernel for rows that attend to a shared prefix, which `attend` then takes for them.
+    """Look once for a faster backward pass of rows that attend to a shared prefix, which `attend` then takes for them.
 
     Call it before layers are compiled for such rows. It compiles that kernel for these heads, in some seconds, and
     takes it if outputs and gradients are those of the kernel for whole rows. main.log says which it is.
@@ -111,7 +112,8 @@ def find_faster(device: torch.device, heads: int, kv_heads: int, head_size: int)
     if kernel is None or (times, head_size) in _FASTER:
         return
     _FASTER[times, head_size] = None
-    if head_size not in flash4.HEADS or not flash4.available():
+    # Its forward pass is PyTorch's kernel: that of whole rows must be no other.
+    if head_size not in flash4.HEADS or kernel.name == FLASH_ATTN or not flash4.available():
         return
     try:
         apart = _apart(kernel.run, flash4.run, device, heads, kv_heads, head_size)
@@ -122,7 +124,7 @@ def find_faster(device: torch.device, heads: int, kv_heads: int, head_size: int)
         log.warning("FlashAttention 4 is left out, rows that share a prefix are trained more slowly: it %s", fault)
     else:
         _FASTER[times, head_size] = flash4.run
-        log.info("attention of rows that share a prefix: FlashAttention 4")
+        log.info("attention of rows that share a prefix: backward pass by FlashAttention 4")
 
 
 def _apart(one: Kernel, other: Kernel, device: torch.device, heads: int, kv_heads: int, size: int) -> float:
