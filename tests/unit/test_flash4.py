@@ -1,6 +1,6 @@
-"""FlashAttention 4's backward pass in training, with stand-ins in plain PyTorch for its package and PyTorch's kernel: the
-kernels themselves need a Hopper GPU (tests/gpu/test_training.py). What is ours is shown: operations, gradients, which
-rows go that way.
+"""FlashAttention 4's backward pass in training: operations, gradients, which rows go that way.
+
+Its package and PyTorch's kernel have stand-ins in plain PyTorch: they need a Hopper GPU (tests/gpu/test_training.py).
 """
 
 from __future__ import annotations
