@@ -58,7 +58,9 @@ def evaluate(config: EvalConfig, stop: Callable[[], bool] = lambda: False) -> Pa
         results["base_model"] = str(base) if base else None
         results["seconds"] = round(seconds, 3)
         results["comparisons"] = [
-            c for name, then in earlier for c in compare(results, then, _label(name, then, results))
+            c
+            for (_, then), name in zip(earlier, _labels(earlier, results), strict=True)
+            for c in compare(results, then, name)
         ]
         _write(place, results)
     try:
@@ -115,12 +117,20 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _label(name: str, then: dict[str, Any], now: dict[str, Any]) -> str:
-    """The name of the other checkpoint; of its results' folder where both checkpoints have one name."""
-    theirs, ours = (Path(str(results.get("model_path") or "")).name for results in (then, now))
-    if theirs and theirs != ours:
-        return theirs
-    place = Path(name).expanduser().absolute()
+def _labels(earlier: list[tuple[str, dict[str, Any]]], now: dict[str, Any]) -> list[str]:
+    """The names of the other checkpoints; of their results' folders where two checkpoints, or ours too, have one name.
+
+    earlier: what was typed for each, and its results.
+    """
+    ours, *theirs = (Path(str(one.get("model_path") or "")).name for one in (now, *(then for _, then in earlier)))
+    return [
+        name if name and name != ours and theirs.count(name) == 1 else _folder_label(typed)
+        for name, (typed, _) in zip(theirs, earlier, strict=True)
+    ]
+
+
+def _folder_label(typed: str) -> str:
+    place = Path(typed).expanduser().absolute()
     if place.is_file():
         place = place.parent
     return f"{place.parent.name}/{place.name}" if (place / RESULTS).is_file() else place.name

@@ -103,20 +103,27 @@ def test_watch_scores_every_checkpoint_and_draws_the_curve(run_folder: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("names", "against"), [(("model0", "model1"), "model0"), (("run0/step6", "run1/step6"), "out0")]
+    ("names", "against"),
+    [
+        (("model0", "model1"), ["model0"]),
+        (("run0/step6", "run1/step6"), ["out0"]),
+        (("run0/step6", "run1/step6", "model0", "model1"), ["out0", "out1", "model0"]),
+    ],
 )
-def test_two_checkpoints_are_compared_question_by_question(
-    tmp_path: Path, names: tuple[str, str], against: str
+def test_checkpoints_are_compared_question_by_question(
+    tmp_path: Path, names: tuple[str, ...], against: list[str]
 ) -> None:
     data = problems_file(tmp_path)
     common = ["--data-names", data, "--max-gen-tokens", "6", "--n-sampling", "0", "--cache-dir", tmp_path / "cache"]
+    compare: list[str | Path] = []
     for seed, folder in enumerate(names):
         model = chat_checkpoint(tmp_path / folder, seed)
-        words = ["--model-path", model, "--output-path", tmp_path / f"out{seed}"]
-        compare = ["--compare", tmp_path / "out0"] if seed else []
-        done = clusterkit("eval", *words, *common, *compare, "--json", cwd=tmp_path)
-    (found,) = json.loads(done.stdout)["comparisons"]
-    assert (found["dataset"], found["against"], found["questions"]) == ("sums", against, 3)
+        out = tmp_path / f"out{seed}"
+        last = compare if seed + 1 == len(names) else []
+        done = clusterkit("eval", "--model-path", model, "--output-path", out, *common, *last, "--json", cwd=tmp_path)
+        compare += ["--compare", out]
+    found = json.loads(done.stdout)["comparisons"]
+    assert [(one["dataset"], one["against"], one["questions"]) for one in found] == [("sums", n, 3) for n in against]
 
 
 @pytest.mark.parametrize(
