@@ -9,9 +9,9 @@ Real runs of the trainer (`python -m trainer`) with random weights of a shape: 3
 2000 tokens, 8 trajectories each, 256 tokens of memory, rewards by the toss of a coin so that everything is trained on.
 SGLang samples on GPU 0, FSDP trains on GPU 1, weights go over NCCL; with --colocated both share GPU 0, weights go
 through CUDA IPC, and what is not used lies in host memory (train.offload). --allocation says it for more GPUs, in the
-words of allocation_mode. All runs use the servers of the first one, unless these hand memory over. A run is ended after
+words of allocation_mode. All runs use the servers of the first one, unless these hand memory over or are gone. A run is ended after
 --steps steps, or when --seconds, counted from the start of the script, are over; on an H200 with the 1.5B shape the
-server takes 70 to 100 s and the first step, which compiles, 40 to 65 s.
+server takes 70 to 100 s and the first step, which compiles, 38 to 65 s.
 
 With --lora adapters of that rank are trained in place of all weights (docs/lora.md). With --workload memagent sections
 have 5,000 tokens and memories 1,024 (--group 16 is MemAgent's, and --shape 7B --layers 6 its width in as many layers as
@@ -55,7 +55,7 @@ from trainer.allocation import Allocation, AllocationError
 from trainer.allocation_text import parse as parse_allocation
 from trainer.config import RunConfig
 from trainer.paths import RunPaths
-from trainer.placement import local_places
+from trainer.placement import gives_memory_away, local_places
 from trainer.serving import registry
 from trainer.serving.keeper import config_file, end_hosts, host_command, placed, start_host
 
@@ -207,19 +207,41 @@ def logs_of(config: dict[str, Any]) -> Path:
     return RunPaths.of(RunConfig.model_validate(config)).logs
 
 
-def start_servers(config: dict[str, Any], deadline: float) -> None:
-    """Start a run's servers on shared GPUs before it: a run's own would end with it. They end with this process."""
+def start_servers(config: dict[str, Any], deadline: float) -> list[subprocess.Popen[bytes]]:
+    """Start a run's servers on shared GPUs before it: a run's own would end with it. They end with this process.
+
+    Returns their hosts, to be kept: a host ends when its standard input closes.
+    """
     parsed = RunConfig.model_validate(config)
     folder = registry.folder_of(RunPaths.of(parsed).logs)
     file = config_file(parsed, folder)
-    hosts = []
+    hosts, logs = [], []
     for place in local_places(parsed):
         command = host_command(file, Path(parsed.model.path), place.name, kept=True, tied=True)
-        hosts.append(start_host(placed(command, place.gpus, "127.0.0.1"), folder / f"{place.name}.host.log", tied=True))
-    while not (found := registry.read(folder)) or any(one.state != "ready" for one in found) or len(found) < len(hosts):
+        logs.append(folder / f"{place.name}.host.log")
+        hosts.append(start_host(placed(command, place.gpus, "127.0.0.1"), logs[-1], tied=True))
+    while len(found := registry.read(folder)) < len(hosts) or any(one.state != "ready" for one in found):
         if time.perf_counter() > deadline or any(host.poll() is not None for host in hosts):
-            raise SystemExit(f"a server did not start; {folder}: {[(one.name, one.reason) for one in found]}")
+            end_servers(hosts)
+            print(
+                json.dumps({"failed": "servers", "log": "".join(log.read_text() for log in logs)[-2000:]}), flush=True
+            )
+            raise SystemExit("the servers did not start")
         time.sleep(0.2)
+    return hosts
+
+
+def end_servers(hosts: list[subprocess.Popen[bytes]]) -> None:
+    for host in hosts:
+        host.terminate()
+    for host in hosts:
+        host.wait()
+
+
+def still_there(logs: Path) -> bool:
+    """Whether all servers that the run with these logs used can be used again."""
+    found = registry.read(registry.folder_of(logs))
+    return bool(found) and all(one.state == "ready" and one.host_runs() for one in found)
 
 
 def run(config: dict[str, Any], steps: int, deadline: float, before: Path | None) -> list[dict[str, Any]]:
@@ -346,6 +368,7 @@ def main() -> None:
         write_model(work / "model", arguments.shape, arguments.tokenizer, arguments.layers)
         print(json.dumps({"model_written_s": round(time.perf_counter() - began, 1)}), flush=True)
         logs: list[Path] = []
+        hosts: list[subprocess.Popen[bytes]] = []
         try:
             for case in itertools.starmap(
                 Case,
@@ -355,10 +378,11 @@ def main() -> None:
             ):
                 config = settings(arguments, work / "model", work, case)
                 logs.append(logs_of(config))
-                hand_over = arguments.colocated and not arguments.keep_memory
-                if arguments.colocated and not hand_over and len(logs) == 1:
-                    start_servers(config, deadline)
+                hand_over = gives_memory_away(RunConfig.model_validate(config))
                 before = logs[-2] if len(logs) > 1 and not hand_over else None
+                if arguments.colocated and not hand_over and not (before and still_there(before)):
+                    end_servers(hosts)
+                    hosts, before = start_servers(config, deadline), None
                 steps = run(config, arguments.steps, deadline, before)
                 if hand_over:  # the next ones need their memory
                     end_hosts(registry.folder_of(logs[-1]))
@@ -366,6 +390,7 @@ def main() -> None:
                     found[case] = summary(steps, case)
                     print(json.dumps(found[case]), flush=True)
         finally:
+            end_servers(hosts)
             for one in logs:
                 end_hosts(registry.folder_of(one))
     if not found:

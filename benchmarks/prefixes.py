@@ -12,7 +12,8 @@ memories of 256 tokens; `memagent` is the paper's 7B set-up (arXiv 2507.02259), 
 memories of 1,024. Both orders of the prompt, each with `train.share_prefixes` on and off, in one process, a JSON object
 a line; last the ratios of rows learned from per second, on over off. With --ranks the same over that many GPUs (FSDP2,
 --documents for each of them), and how much of one GPU's gain they keep. With --exact first how far gradients and
-log-probs are from those of whole rows: with shared prefixes, in another packing, and computed once more.
+log-probs are from those of whole rows: with shared prefixes, in another packing, and computed once more. `flash4` says
+whether FlashAttention 4 takes part where prefixes are shared.
 
 --plan: what finding prefixes and planning micro-batches costs for a step of so many tokens (`memagent` rows, 128
 ranks), over the time that its FLOPs take 128 GPUs at 45 % of the data sheet's peak of an H200. Needs no GPU.
@@ -39,6 +40,7 @@ from shapes import SHAPES, make_learner, make_lm
 from training import matmul_peak, settle
 
 from trainer.config import RunConfig
+from trainer.train import varlen
 from trainer.train.distributed import World, join_world, leave_world, single_world
 from trainer.train.flops import ModelFlops, peak_flops, peak_of
 from trainer.train.learner import Learner
@@ -233,16 +235,18 @@ def compare(world: World, a: argparse.Namespace, peaks: dict[str, float]) -> lis
         if world.is_main:
             print(json.dumps(results[-1]), flush=True)
 
-    for order in a.orders:
-        rows = make_rows(work, a.documents * world.size, order, vocabulary)
-        if a.exact:  # before the weights move: as they learn from noise a few tokens come to outweigh the others
-            tell(prompt_order=order, **exactness(learner, rows, a.tokens))
+    rows_of = {order: make_rows(work, a.documents * world.size, order, vocabulary) for order in a.orders}
+    if a.exact:  # before the weights move: as they learn from noise a few tokens come to outweigh the others
+        for order, rows in rows_of.items():
+            found = exactness(learner, rows, a.tokens)
+            tell(prompt_order=order, flash4=varlen.has_faster(), **found)
+    for order, rows in rows_of.items():
         speeds = {}
         for share in (True, False):
             learner.config.train.share_prefixes = share
             found = measure(learner, rows, a.seconds, peaks)
             speeds[share] = found["row_tokens_per_s"]
-            tell(workload=a.workload, prompt_order=order, share_prefixes=share, **found)
+            tell(workload=a.workload, prompt_order=order, share_prefixes=share, flash4=varlen.has_faster(), **found)
         tell(prompt_order=order, on_over_off=round(speeds[True] / speeds[False], 3))
     return results
 
@@ -290,7 +294,7 @@ def main() -> None:
     parser.add_argument("--checkpointing", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--eager", action="store_true", help="do not compile the layers")
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time of each case")
-    parser.add_argument("--exact", action="store_true", help="also how far gradients are apart")
+    parser.add_argument("--exact", action="store_true", help="first how far gradients and log-probs are apart")
     parser.add_argument("--plan", type=float, metavar="TOKENS", help="only what planning a step costs")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     a = parser.parse_args()

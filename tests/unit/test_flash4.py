@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import rowattention
 import torch
+import torch.nn.attention.varlen
 from builders import gradients, group_rows, grouped_query_lm, learner, relative_difference, small_config
 from torch import Tensor
 
@@ -22,23 +23,32 @@ CPU = torch.device("cpu")
 
 
 class Package:
-    """flash_attn.cute.interface 4.0.0b19 and PyTorch's kernel, as far as they are called: arguments, results and what
-    they insist on.
+    """flash_attn.cute.interface 4.0.0b19 and PyTorch's `varlen_attn`, as far as they are called: arguments, results and
+    what they insist on.
 
+    groups: takes fewer heads of keys than of queries where it is told to, as from PyTorch 2.13 on.
     late: tokens that the causal mask is off, as in a kernel that aligns it elsewhere.
     """
 
     def __init__(self) -> None:
-        self.forwards, self.prefixes, self.late = 0, 0, 0
+        self.forwards, self.prefixes, self.late, self.groups = 0, 0, 0, True
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, key_ends: Tensor, longest_keys: int,
-        scale: float,
+    def varlen_attn(
+        self, query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+        *, return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        assert return_aux.lse
+        assert scale
+        assert window_size == (-1, 0)
+        assert key.shape[1] == value.shape[1] == query.shape[1] or enable_gqa
         self.forwards += 1
-        self.prefixes += len(k) > len(q)
-        out = rowattention.rows(q, k, v, ends, longest, key_ends, longest_keys, scale, None)
-        return out, q.new_full(q.shape[1::-1], 7.0, dtype=torch.float32)
+        self.prefixes += len(key) > len(query)
+        out = rowattention.rows(query, key, value, cu_seq_q, max_q, cu_seq_k, max_k, scale, None)
+        return out, query.new_full(query.shape[1::-1], 7.0, dtype=torch.float32)
+
+    def known(self) -> frozenset[str]:
+        return flash4.NEEDED | ({"enable_gqa"} if self.groups else set())
 
     def _flash_attn_bwd(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *, cu_seqlens_q: Tensor,
@@ -63,7 +73,8 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
     rowattention.use(monkeypatch)
     stand_in = Package()
     monkeypatch.setattr(flash4, "_package", lambda: stand_in)
-    monkeypatch.setattr(flash4, "_attention", stand_in.attention)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", stand_in.varlen_attn)
+    monkeypatch.setattr(flash4, "_known", stand_in.known)
     monkeypatch.setattr(flash4, "available", lambda: True)
     monkeypatch.setattr(flash4, "HEADS", (HEAD,))
     monkeypatch.setattr(varlen, "_FASTER", {})
@@ -142,6 +153,31 @@ def test_other_sizes_of_heads_and_windows_go_through_the_other_kernel(package: P
         assert package.forwards == count
 
 
+def test_pytorchs_kernel_gets_as_many_heads_of_keys_as_it_takes(package: Package) -> None:
+    query, key, value = (torch.randn(*shape, HEAD) for shape in ((9, 4), (14, 2), (14, 2)))
+    places = (torch.tensor([0, 5, 9], dtype=torch.int32), 5, torch.tensor([0, 5, 14], dtype=torch.int32), 9)
+
+    grouped, _ = flash4._attention(query, key, value, *places, 0.25)
+    package.groups = False
+    repeated, sums = flash4._attention(query, key, value, *places, 0.25)
+
+    assert package.forwards == 2
+    assert torch.allclose(grouped, repeated)
+    assert sums.shape == (4, 9)
+
+
+def test_whole_rows_through_another_kernel_keep_the_shared_ones_there(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = varlen.Flash(varlen.FLASH_ATTN, rowattention.rows, True, True, True)
+    monkeypatch.setattr(varlen, "flash", lambda: kernel)
+
+    varlen.find_faster(CPU, 4, 2, HEAD)
+
+    assert not varlen.has_faster()
+    assert not package.forwards
+
+
 def test_its_operations_are_what_compiled_layers_take_them_for(package: Package) -> None:
     query, key, value = (torch.randn(*shape, HEAD, requires_grad=True) for shape in ((9, 4), (14, 2), (14, 2)))
     ends, key_ends = (torch.tensor([0, 5, end], dtype=torch.int32) for end in (9, 14))
@@ -151,12 +187,14 @@ def test_its_operations_are_what_compiled_layers_take_them_for(package: Package)
     assert package.forwards
 
 
-def test_it_is_not_there_without_a_gpu_or_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_there_without_a_gpu_or_where_it_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.delenv(flash4.SWITCH, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(flash4, "_package", object)
-    known = ["return_aux", "scale", "window_size"]
-    monkeypatch.setattr(flash4, "_known", lambda: frozenset(known))
+    known = [flash4.NEEDED]
+    monkeypatch.setattr(flash4, "_known", lambda: known[0])
     capability = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability[0])
 
@@ -164,14 +202,17 @@ def test_it_is_not_there_without_a_gpu_or_where_it_is_switched_off(monkeypatch: 
     capability[0] = (8, 0)
     assert not flash4.available()
     capability[0] = (9, 0)
-    known.pop()  # PyTorch 2.10's kernel
+    known[0] = flash4.NEEDED - {"window_size"}  # PyTorch 2.10's kernel
+    caplog.set_level(logging.INFO, "trainer")
     assert not flash4.available()
-    known.append("window_size")
+    assert "without FlashAttention 4 (this PyTorch's varlen_attn has no window_size)" in caplog.text
+    known[0] = flash4.NEEDED
     monkeypatch.setenv(flash4.SWITCH, "0")
     assert not flash4.available()
     monkeypatch.delenv(flash4.SWITCH)
     monkeypatch.setattr(flash4, "_package", _missing)
     assert not flash4.available()
+    assert "without FlashAttention 4 (no module named flash_attn.cute)" in caplog.text
     monkeypatch.setattr(flash4, "_package", _broken)
     assert not flash4.available()
 

@@ -1,11 +1,11 @@
 """FlashAttention 4's backward pass on Hopper GPUs, for rows that attend to a shared prefix.
 
 The forward pass is PyTorch's kernel, as that of whole rows: it rounds a row's outputs alike wherever the row lies, so
-log-probs do not depend on what is shared. FlashAttention 4's own forward pass is as near to float32's and rounds
-otherwise; gradients of whole rows and of shared ones would be as far apart as two ways of rounding are
-(docs/performance.md). The package is flash-attn-4, which SGLang's environment has. Forward and backward are operations
-here that torch.compile can hold. Kernels are compiled for a number and size of heads where they first run, in some
-seconds.
+log-probs do not depend on what is shared. FlashAttention 4's own forward pass rounds otherwise, and gradients of whole
+rows and of shared ones would be as far apart as two ways of rounding are (docs/performance.md).
+
+The package is flash-attn-4, which SGLang's environment has. Forward and backward are operations here that torch.compile
+can hold. Kernels are compiled for a number and size of heads where they first run, in some seconds.
 """
 
 from __future__ import annotations
@@ -24,22 +24,30 @@ from torch import Tensor
 log = logging.getLogger("trainer")
 
 SWITCH = "CLUSTERKIT_FLASH4"
-"""Environment variable: 0 leaves these kernels out."""
+"""Environment variable: 0 leaves the kernel out."""
 HOPPER = 9
+NEEDED = frozenset({"return_aux", "scale", "window_size"})
+"""Arguments of PyTorch's kernel that are used; it has them from 2.11 on."""
 HEADS = (128,)
 """Sizes of a head that it is taken for. Models with heads of 64 are so small that its compilation costs more than it
 gains."""
 
 
 def available() -> bool:
-    """Whether this GPU is a Hopper, PyTorch's kernel tells what the backward pass needs, and the package is there."""
+    """Whether this GPU is a Hopper, PyTorch's kernel tells what the backward pass needs, and the package is there.
+
+    main.log says what is missing on a Hopper.
+    """
     if os.environ.get(SWITCH) == "0" or not torch.cuda.is_available():
         return False
-    if torch.cuda.get_device_capability()[0] != HOPPER or not {"return_aux", "scale", "window_size"} <= _known():
+    if torch.cuda.get_device_capability()[0] != HOPPER:
         return False
     try:
+        if missing := NEEDED - _known():
+            raise ModuleNotFoundError(f"this PyTorch's varlen_attn has no {', '.join(sorted(missing))}")
         _package()
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        log.info("attention of rows that share a prefix: without FlashAttention 4 (%s)", error)
         return False
     except Exception as error:  # it loads a compiler and its libraries, which fail in ways of their own
         log.warning("FlashAttention 4 cannot be imported, and is left out (%s: %s)", type(error).__name__, error)
@@ -53,7 +61,7 @@ def run(
 ) -> Tensor:  # fmt: skip
     """See `varlen.Flash.run`; key and value may have fewer heads than query. Raises ValueError for a window."""
     if window is not None:
-        raise ValueError("these kernels are called for whole prefixes only")
+        raise ValueError("this kernel is called for whole prefixes only")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return _forward(query, key, value, ends, key_ends, longest, longest_keys, scale)[0]
 
@@ -89,8 +97,8 @@ def _attention(
         times = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     out, sums = varlen_attn(query, key, value, ends, key_ends, longest, longest_keys, **options)
-    # Its documentation has them the other way round than they are.
-    return out, (sums if len(sums) == query.shape[1] else sums.t()).contiguous()
+    # Its documentation has the sums the other way round; should they ever be, `varlen.find_faster` sees it.
+    return out.contiguous(), sums.contiguous()
 
 
 @torch.library.custom_op("clusterkit::flash4", mutates_args=())

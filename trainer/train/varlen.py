@@ -127,6 +127,11 @@ def find_faster(device: torch.device, heads: int, kv_heads: int, head_size: int)
         log.info("attention of rows that share a prefix: backward pass by FlashAttention 4")
 
 
+def has_faster() -> bool:
+    """Whether `find_faster` has found one for some model's heads."""
+    return any(kernel is not None for kernel in _FASTER.values())
+
+
 def _apart(one: Kernel, other: Kernel, device: torch.device, heads: int, kv_heads: int, size: int) -> float:
     """How far outputs and gradients of two kernels are apart, over their norms, the largest of them.
 
