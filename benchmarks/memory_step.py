@@ -9,9 +9,9 @@ Real runs of the trainer (`python -m trainer`) with random weights of a shape: 3
 2000 tokens, 8 trajectories each, 256 tokens of memory, rewards by the toss of a coin so that everything is trained on.
 SGLang samples on GPU 0, FSDP trains on GPU 1, weights go over NCCL; with --colocated both share GPU 0, weights go
 through CUDA IPC, and what is not used lies in host memory (train.offload). --allocation says it for more GPUs, in the
-words of allocation_mode. All runs use the servers of the first one, unless these hand memory over or are gone. A run is ended after
---steps steps, or when --seconds, counted from the start of the script, are over; on an H200 with the 1.5B shape the
-server takes 70 to 100 s and the first step, which compiles, 38 to 65 s.
+words of allocation_mode. All runs use the servers of the first one, unless these hand memory over or are gone. A run is
+ended after --steps steps, or when --seconds, counted from the start of the script, are over; on an H200 with the 1.5B
+shape the server takes 70 to 100 s and the first step, which compiles, 38 to 65 s.
 
 With --lora adapters of that rank are trained in place of all weights (docs/lora.md). With --workload memagent sections
 have 5,000 tokens and memories 1,024 (--group 16 is MemAgent's, and --shape 7B --layers 6 its width in as many layers as
