@@ -376,6 +376,9 @@ def main() -> None:
                     arguments.staleness, arguments.orders, arguments.sharing, arguments.servers_per_group
                 ),
             ):
+                if time.perf_counter() > deadline:
+                    print(json.dumps({"left_out": case.name, "why": "--seconds are over"}), flush=True)
+                    continue
                 config = settings(arguments, work / "model", work, case)
                 logs.append(logs_of(config))
                 hand_over = gives_memory_away(RunConfig.model_validate(config))
