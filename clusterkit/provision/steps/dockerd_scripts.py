@@ -37,7 +37,8 @@ words() {
 _OWN = f"""# Sets pid, where the engine runs. A process ID left from before a reboot may belong to anything by now.
 alive() {{
   pid='' name=''
-  [ ! -e /var/run/docker.pid ] || pid=$(cat /var/run/docker.pid) || exit 1
+  # An engine that ends takes the file away, maybe between two of these commands.
+  [ ! -e /var/run/docker.pid ] || pid=$(cat /var/run/docker.pid) || [ ! -e /var/run/docker.pid ] || exit 1
   [ -n "$pid" ] && [ -e "/proc/$pid" ] || return 1
   name=$(cat "/proc/$pid/comm") || [ ! -e "/proc/$pid" ] || exit 1
   [ "$name" = dockerd ]
