@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import coin
-from runs import wait_for
+from runs import DEADLINE_S, wait_for
 
 from clusterkit.runs.log.metrics import read_history
 from trainer.files import last_records
@@ -64,7 +64,7 @@ def count(logs: Path, kind: str) -> int:
 
 
 def go_through_a_loss(
-    logs: Path, lose: Callable[[], object], bring_back: Callable[[], object] | None = None, seconds: float = 300.0
+    logs: Path, lose: Callable[[], object], bring_back: Callable[[], object] | None = None, seconds: float = DEADLINE_S
 ) -> str:
     """Lose hosts in the middle of a run, and wait until its next attempt has made a step.
 
@@ -96,7 +96,7 @@ def go_through_a_loss(
     return text
 
 
-def assert_went_on(logs: Path, seconds: float = 300.0) -> None:
+def assert_went_on(logs: Path, seconds: float = DEADLINE_S) -> None:
     """The run comes to its end: all steps made, those after the loss from a recover checkpoint, no task twice."""
     wait_for(lambda: count(logs, "finish") >= 2, seconds, every=0.2)
     assert [record["status"] for record in last_records(logs / "metrics.jsonl") if record["kind"] == "finish"] == [

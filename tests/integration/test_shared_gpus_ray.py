@@ -21,7 +21,7 @@ import coin
 import psutil
 import pytest
 from raycluster import FOLDER, RAY, end_processes_of, own_ports
-from runs import ENVIRONMENT, REPOSITORY, Trial
+from runs import DEADLINE_S, ENVIRONMENT, REPOSITORY, Trial
 from sharedgpus import STANDINS, assert_went_on, go_through_a_loss, settings
 
 from tests.realparts import require
@@ -50,7 +50,7 @@ class Nodes:
             where = ["--head", f"--port={self.port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
         start = [*RAY, "start", *where, *own_ports(), f"--node-ip-address={address}", "--num-cpus=4"]
         environment = {**self.environment, NODE: address}
-        subprocess.run(start, check=True, env=environment, capture_output=True, timeout=300)
+        subprocess.run(start, check=True, env=environment, capture_output=True, timeout=DEADLINE_S)
 
     def lose(self, address: str) -> None:
         """Kill all that runs on a node: its Ray, and the ranks and servers that its Ray has started."""
@@ -89,11 +89,13 @@ def test_two_hosts_are_lost_at_once_and_the_run_goes_on_when_they_are_back(nodes
         go_through_a_loss(
             logs, lambda: [nodes.lose(address) for address in lost], lambda: [nodes.start(address) for address in lost]
         )
-        assert job.wait(300) == 0, (tmp_path / "job.log").read_text()
+        assert job.wait(DEADLINE_S) == 0
     finally:
         if job.poll() is None:
             os.kill(job.pid, signal.SIGKILL)
         console.close()
+        for said in (tmp_path / "job.log", *logs.glob("main.log")):
+            print(said.read_text())  # pytest shows it where the test fails
     ranks = next(line for line in trial.log().splitlines() if "ranks run on" in line)
     assert ranks.split("ranks run on ")[1].split(", ") == list(WORKERS)
     assert_went_on(logs)
