@@ -70,6 +70,8 @@ TESTS_FAILED = 1
 """pytest's exit code; others say that tests could not be run."""
 FILES_ALONE = 3
 """Files that are run a second time. More of them that fail are no accident."""
+UNTIL, ALONE_LONGER_S = "CLUSTERKIT_TEST_UNTIL", 300.0
+"""The variable after whose time no long test begins (tests/conftest.py), and how much later those may that failed."""
 SLOWEST = 15
 
 
@@ -106,16 +108,19 @@ class Outcome:
                 self.slowest.append((float(found[1]), line.rstrip()))
 
 
-def run(name: str, paths: Sequence[str], options: Sequence[str], root: Path, cores: int) -> Outcome:
-    """Run pytest over a part. cores: that it may use."""
+def run(
+    name: str, paths: Sequence[str], options: Sequence[str], root: Path, cores: int, longer: float = 0.0
+) -> Outcome:
+    """Run pytest over a part. cores: that it may use; longer: seconds after UNTIL's time in which long tests begin."""
     began, outcome = time.monotonic(), Outcome(name)
+    until = {UNTIL: str(float(os.environ[UNTIL]) + longer)} if os.environ.get(UNTIL) else {}
     # Threads that spin while they wait for each other on cores that others want are many times slower than one.
     shared = {"OMP_NUM_THREADS": str(cores)} if cores < (os.cpu_count() or 1) else {}
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *paths, f"--durations={SLOWEST}", *options],
         cwd=root,
         # Hundreds of processes import our modules: none is to compile all of them anew.
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", "CLUSTERKIT_TEST_CORES": str(cores), **shared},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", "CLUSTERKIT_TEST_CORES": str(cores), **shared, **until},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -157,7 +162,7 @@ def all_tests(parts: dict[str, Sequence[str]], options: Sequence[str], root: Pat
     told_why = all(outcome.failed for outcome in outcomes if outcome.code == TESTS_FAILED)
     if set(codes) <= {0, TESTS_FAILED} and told_why and 0 < len(files) <= FILES_ALONE:
         print("\nonce more, alone:", *files, flush=True)
-        alone = run(f"alone, {', '.join(files)}", files, options, root, os.cpu_count() or 1)
+        alone = run(f"alone, {', '.join(files)}", files, options, root, os.cpu_count() or 1, ALONE_LONGER_S)
         told += [*alone.failed, *alone.late, alone]
         # One that failed and was left out then, since time was over, has not passed.
         missed = [line.split(": ", 1)[1] for line in alone.late]

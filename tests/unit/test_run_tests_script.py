@@ -148,6 +148,16 @@ def test_long_tests_that_would_begin_too_late_are_left_out_and_named(
     assert said.splitlines()[-3] == "LEFT OUT, no time was left: left/test_a.py::test_long"
 
 
+def test_what_failed_has_more_time_to_begin_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERKIT_TEST_UNTIL", "1000")
+    seen = "import os\nprint('until', os.environ['CLUSTERKIT_TEST_UNTIL'])\n"
+    code, said = judge(tmp_path, capfd, {"a": PASSES}, {"b": seen + ONCE}, "-s")
+    assert code == 0
+    assert [line.split()[-1] for line in said.splitlines() if "until " in line] == ["1000.0", "1300.0"]
+
+
 def test_what_failed_and_is_left_out_alone_has_not_passed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
