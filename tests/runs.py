@@ -25,7 +25,7 @@ from trainer.paths import RunPaths
 REPOSITORY = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "RAY_worker_niceness": "0"}
 """Of processes that tests start. Ray would give its workers the niceness 15: beside other tests they, and the ranks and
-servers that they start, got a twentieth of a core.
+servers that they start, got one to three hundredths of a core.
 """
 DEADLINE_S = 600.0
 TOTAL_STEPS = 12
