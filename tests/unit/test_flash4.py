@@ -26,12 +26,15 @@ class Package:
     """flash_attn.cute.interface 4.0.0b19 and PyTorch's `varlen_attn`, as far as they are called: arguments, results and
     what they insist on.
 
-    groups: takes fewer heads of keys than of queries where it is told to, as from PyTorch 2.13 on.
+    groups: takes fewer heads of keys than of queries where it is asked to, as from PyTorch 2.13 on. unasked: without
+        being asked, as 2.11's forward pass does; None: it refuses; "swapped": it takes the wrong ones.
     late: tokens that the causal mask is off, as in a kernel that aligns it elsewhere.
     """
 
     def __init__(self) -> None:
         self.forwards, self.prefixes, self.late, self.groups = 0, 0, 0, True
+        self.unasked: str | None = None
+        self.key_heads = 0
 
     def varlen_attn(
         self, query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
@@ -41,7 +44,13 @@ class Package:
         assert return_aux.lse
         assert scale
         assert window_size == (-1, 0)
-        assert key.shape[1] == value.shape[1] == query.shape[1] or enable_gqa
+        assert key.shape[1] == value.shape[1]
+        if key.shape[1] != query.shape[1] and not enable_gqa:
+            if self.unasked is None:
+                raise ValueError("heads of key and query differ")
+            if self.unasked == "swapped":
+                key, value = key.flip(1), value.flip(1)
+        self.key_heads = key.shape[1]
         self.forwards += 1
         self.prefixes += len(key) > len(query)
         out = rowattention.rows(query, key, value, cu_seq_q, max_q, cu_seq_k, max_k, scale, None)
@@ -78,6 +87,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
     monkeypatch.setattr(flash4, "available", lambda: True)
     monkeypatch.setattr(flash4, "HEADS", (HEAD,))
     monkeypatch.setattr(varlen, "_FASTER", {})
+    flash4._takes_groups.cache_clear()
     monkeypatch.setattr(layers, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     return stand_in
@@ -153,16 +163,21 @@ def test_other_sizes_of_heads_and_windows_go_through_the_other_kernel(package: P
         assert package.forwards == count
 
 
-def test_pytorchs_kernel_gets_as_many_heads_of_keys_as_it_takes(package: Package) -> None:
+@pytest.mark.parametrize(
+    ("asked", "unasked", "heads"), [(True, None, 2), (False, None, 4), (False, "right", 2), (False, "swapped", 4)]
+)
+def test_pytorchs_kernel_gets_as_many_heads_of_keys_as_it_takes(
+    asked: bool, unasked: str | None, heads: int, package: Package
+) -> None:
     query, key, value = (torch.randn(*shape, HEAD) for shape in ((9, 4), (14, 2), (14, 2)))
     places = (torch.tensor([0, 5, 9], dtype=torch.int32), 5, torch.tensor([0, 5, 14], dtype=torch.int32), 9)
+    expected = rowattention.rows(query, key, value, *places, 0.25, None)
+    package.groups, package.unasked = asked, unasked
 
-    grouped, _ = flash4._attention(query, key, value, *places, 0.25)
-    package.groups = False
-    repeated, sums = flash4._attention(query, key, value, *places, 0.25)
+    found, sums = flash4._attention(query, key, value, *places, 0.25)
 
-    assert package.forwards == 2
-    assert torch.allclose(grouped, repeated)
+    assert package.key_heads == heads
+    assert torch.allclose(found, expected)
     assert sums.shape == (4, 9)
 
 
