@@ -292,7 +292,7 @@ def summary(steps: list[dict[str, Any]], case: Case) -> dict[str, Any]:
     stats = used[0]["stats"]
     parts = {name: median(lambda s, n=name: s["timings"].get(n, 0.0)) for name in used[0]["timings"]}
     wanted = ("mfu", "train_tokens_per_s", "mismatch_kl", "behave_ratio_max_dev", "staleness_mean", "staleness_max")
-    wanted += ("weights_pause_s", "weights_transfer_s", "weights_resume_s", "gpu_memory_peak_gib")
+    wanted += ("weights_pause_s", "weights_transfer_s", "weights_resume_s", "gpu_memory_peak_gib", "gpu_alloc_retries")
     wanted += ("prompt_tokens", "sampled_tokens", "trained_tokens", "rollout_tokens_per_s", "decode_roofline")
     wanted += ("cached_share", "shareable_share", "mismatch_logp", "train_row_tokens_per_s", "train_shared")
     wanted += ("mfu_of_rows",)

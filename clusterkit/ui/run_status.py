@@ -68,6 +68,7 @@ def engine_text(stats: dict[str, Any]) -> str:
     for name, form in (
         ("mfu", "MFU {:.1%}"),
         ("gpu_memory_peak_gib", "{:.0f} GiB at most"),
+        ("gpu_alloc_retries", "short of GPU memory {:.0f} times"),
         ("mismatch_kl", "engine-trainer KL {:.1e}"),
         ("rollout_tokens_per_s", "{:,.0f} sampled tokens/s"),
         ("decode_roofline", "{:.0%} of the memory roofline"),
@@ -79,6 +80,8 @@ def engine_text(stats: dict[str, Any]) -> str:
         ("refilled_groups", "{:.0f} groups left out"),
     ):
         value = stats.get(name)
+        if name == "gpu_alloc_retries" and not value:
+            continue
         if isinstance(value, int | float) and (name != "mismatch_kl" or "staleness_mean" in stats):
             parts.append(form.format(value))
             possible = stats.get("shareable_share")

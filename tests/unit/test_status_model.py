@@ -358,7 +358,8 @@ def test_numbers_of_gpus_and_servers_are_shown_where_there_are_any() -> None:
         "50% of prompts cached, 1.0 versions old, weights 0.10 s"
     )
     assert "50% of prompts cached (75% could be), " in engine_text({**numbers, "shareable_share": 0.75})
-    assert engine_text({"mismatch_kl": 0.0, "task_reward": 1.0}) == ""
+    assert engine_text({"mismatch_kl": 0.0, "task_reward": 1.0, "gpu_alloc_retries": 0.0}) == ""
+    assert engine_text({"gpu_alloc_retries": 31.0}) == "short of GPU memory 31 times"
     judged = {"judge_share": 0.031, "judge_wait_s": 2.0, "score_seconds": 7.25}
     assert engine_text(judged) == "3.1% of the step waited for the judge, 7.2 s to score a trajectory"
 

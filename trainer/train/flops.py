@@ -109,6 +109,7 @@ class Work:
 
     seconds: on the clock. tokens: computed (equal rows of a micro-batch once, a shared prefix once). flops: model FLOPs
     of these. peak_bytes: most GPU memory of any rank; 0 on a CPU. row_tokens, row_flops: of the rows, each whole.
+    retries: of the rank with most, times that PyTorch's allocator had to give cached memory back to make room.
     """
 
     seconds: float = 0.0
@@ -117,6 +118,7 @@ class Work:
     peak_bytes: int = 0
     row_tokens: int = 0
     row_flops: float = 0.0
+    retries: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -126,6 +128,7 @@ class Work:
             max(self.peak_bytes, other.peak_bytes),
             self.row_tokens + other.row_tokens,
             self.row_flops + other.row_flops,
+            self.retries + other.retries,
         )
 
     def numbers(self, ranks: int, peak: float | None) -> dict[str, float]:
@@ -133,7 +136,7 @@ class Work:
 
         train_tokens_per_s: computed. train_row_tokens_per_s: of the rows that were learned from. train_shared: share of
         the rows' tokens that did not have to be computed. mfu and mfu_of_rows: of what was computed and of whole rows,
-        where the GPU's peak FLOP/s is known. gpu_memory_peak_gib: on a GPU.
+        where the GPU's peak FLOP/s is known. gpu_memory_peak_gib, gpu_alloc_retries: on a GPU.
         """
         if not self.seconds or not self.tokens:
             return {}
@@ -147,7 +150,15 @@ class Work:
             found["mfu_of_rows"] = self.row_flops / self.seconds / ranks / peak
         if self.peak_bytes:
             found["gpu_memory_peak_gib"] = self.peak_bytes / 2**30
+            found["gpu_alloc_retries"] = float(self.retries)
         return found
+
+
+def gpu_memory(device: torch.device) -> tuple[int, int]:
+    """Most bytes allocated since the last reset_peak_memory_stats, and `Work.retries` so far; 0, 0 on a CPU."""
+    if device.type != "cuda":
+        return 0, 0
+    return torch.cuda.max_memory_allocated(device), int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
 def peak_flops(device: torch.device) -> float | None:

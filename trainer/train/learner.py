@@ -27,7 +27,7 @@ from trainer.train.distributed import (
     set_gradient_sync,
     shard,
 )
-from trainer.train.flops import ModelFlops, Work
+from trainer.train.flops import ModelFlops, Work, gpu_memory
 from trainer.train.layers import can_compile, prepare_layers
 from trainer.train.layout import keeps_kernel
 from trainer.train.loading import fill
@@ -191,6 +191,7 @@ class Learner:
         device = self.world.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+        _, earlier = gpu_memory(device)
         self.policy.train()
         rate = self._rate()
         for group in self.optimizer.param_groups:
@@ -225,8 +226,8 @@ class Learner:
         counted = torch.from_numpy(work).to(device)
         totals = self.world.sum_of_parts(torch.cat([sums, counted])).tolist()
         total = dict(zip(self.SUMS, totals, strict=False))
-        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        deviation, peak = self.world.max(torch.stack([worst, worst.new_tensor(peak)])).tolist()
+        peak, retries = gpu_memory(device)
+        most = self.world.max(torch.cat([worst[None], worst.new_tensor([peak, retries - earlier])])).tolist()
         computed, of_rows = totals[len(self.SUMS) : -3], totals[-3:]
         return StepStats(
             self._means(total)
@@ -234,7 +235,7 @@ class Learner:
                 "grad_norm": float(norm),
                 "lr": rate,
                 "micro_batches": float(len(batches)),
-                "behave_ratio_max_dev": deviation,
+                "behave_ratio_max_dev": most[0],
                 "trained_rows": float(count),
             },
             finite,
@@ -242,9 +243,10 @@ class Learner:
                 time.perf_counter() - began,
                 int(computed[0]),
                 self.flops.training(*computed),
-                int(peak),
+                int(most[1]),
                 int(of_rows[0]),
                 self.flops.training(*of_rows),
+                int(most[2]),
             ),
         )
 
