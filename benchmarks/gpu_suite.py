@@ -125,12 +125,17 @@ def parts(model: str, data: str, flags: str, cpu: bool, small: bool = False) -> 
     in_turns += ("--orders", "section_first", "paper", "--sharing", "on", "off", "--steps", "2", "--tokens", "24576")
     wide = ("--shape", "7B", "--layers", "6", "--workload", "memagent")
     rows = ("prefixes.py", *wide)
+    deep = ("prefixes.py", "--shape", "7B", "--layers", "22", "--checkpointing", "full", "--workload", "memagent")
+    turn = ("--groups", "1", "--rows", "16", "--prefix", "5150", "--own", "2070", "--heads", "28", "--kv-heads", "4")
     exact = ("prefixes.py", "--shape", "1.5B", "--documents", "2", "--seconds", "2", "--tokens", "12288", "--exact")
     sweep = ("rollout_settings.py", model, *limit, "--at-once", "4", "--ways", "section_first share")
     adapters = ("training.py", "--shape", "1.5B", "--variants", "compiled", "--lora", "0", "64", "--micro-batches", "1")
     return [
         *of_several(model, limit, served, small),
         Part("wordings-4", (*wordings, "--out", "{out}", "--jobs", "8"), 500, 1000, 4),
+        Part("attention", ("attention.py",), 40, 90),
+        Part("attention-memagent", ("attention.py", *turn), 40, 90),
+        Part("memagent-deep", (*deep, "--documents", "1", "--seconds", "4", "--tokens", "40960"), 200, 400),
         Part("orders-step", (*in_turns, "--memory", "0.3"), 500, 780),
         Part("prefixes-exact", (*exact, "--orders", "section_first", "paper"), 100, 240),
         Part("memagent-rows", (*rows, "--documents", "1", "--seconds", "4", "--tokens", "40960"), 150, 300),
