@@ -72,6 +72,9 @@ FILES_ALONE = 3
 """Files that are run a second time. More of them that fail are no accident."""
 UNTIL, ALONE_LONGER_S = "CLUSTERKIT_TEST_UNTIL", 300.0
 """The variable after whose time no long test begins (tests/conftest.py), and how much later those may that failed."""
+TURN = "CLUSTERKIT_TEST_TURN"
+"""The variable with a number: the file that each part of the long tests begins with, counted round. So what is left out
+for want of time is not always the same."""
 SLOWEST = 15
 
 
@@ -202,7 +205,9 @@ def marked(parts: dict[str, Sequence[str]], root: Path) -> dict[str, Sequence[st
         return any(MARK in one.read_text() for one in (path, *beside))
 
     files = {name: [file for file in files_in(paths, root) if may_have(file)] for name, paths in parts.items()}
-    return {name: found for name, found in files.items() if found}
+    turn = int(os.environ.get(TURN) or 0)
+    begins = {name: turn % len(found) for name, found in files.items() if found}
+    return {name: [*files[name][begin:], *files[name][:begin]] for name, begin in begins.items()}
 
 
 def names_tests(options: Sequence[str]) -> bool:

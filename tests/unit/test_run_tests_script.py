@@ -137,6 +137,17 @@ def test_a_mark_that_a_module_beside_gives_counts(tmp_path: Path) -> None:
     assert script.marked({"left": (".",)}, tmp_path) == {"left": ["test_a.py"]}
 
 
+def test_each_run_begins_with_another_file_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("test_a.py", "test_b.py", "test_c.py"):
+        (tmp_path / name).write_text(MARKED)
+
+    def order(turn: str) -> list[str]:
+        monkeypatch.setenv(script.TURN, turn)
+        return [file[5] for file in script.marked({"left": (".",)}, tmp_path)["left"]]
+
+    assert [order(turn) for turn in ("", "4", "2")] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+
+
 def test_long_tests_that_would_begin_too_late_are_left_out_and_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
