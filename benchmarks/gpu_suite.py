@@ -122,7 +122,8 @@ def parts(model: str, data: str, flags: str, cpu: bool, small: bool = False) -> 
     compiled = ("--shape", "1.5B", "--variants", "compiled", "--micro-batches", "4")
     shared = ("--colocated", "--staleness", "0", "--steps", "2")
     in_turns = ("memory_step.py", model, *limit, *served, "--staleness", "0", "--colocated", "--keep-memory")
-    in_turns += ("--orders", "section_first", "paper", "--sharing", "on", "off", "--steps", "2", "--tokens", "24576")
+    in_turns += ("--orders", "section_first", "paper", "--sharing", "on", "off", "--steps", "2", "--tokens")
+    sixteen = ("--group", "16", "--documents", "2")
     wide = ("--shape", "7B", "--layers", "6", "--workload", "memagent")
     rows = ("prefixes.py", *wide)
     deep = ("prefixes.py", "--shape", "7B", "--layers", "22", "--checkpointing", "full", "--workload", "memagent")
@@ -136,15 +137,15 @@ def parts(model: str, data: str, flags: str, cpu: bool, small: bool = False) -> 
         Part("attention", ("attention.py",), 40, 90),
         Part("attention-memagent", ("attention.py", *turn), 40, 90),
         Part("memagent-deep", (*deep, "--documents", "1", "--seconds", "4", "--tokens", "40960"), 200, 400),
-        Part("orders-step", (*in_turns, "--memory", "0.3"), 500, 780),
-        Part("prefixes-exact", (*exact, "--orders", "section_first", "paper"), 100, 240),
-        Part("memagent-rows", (*rows, "--documents", "1", "--seconds", "4", "--tokens", "40960"), 150, 300),
-        Part("memagent-step", (*in_turns, *wide, "--group", "16", "--documents", "4", "--memory", "0.25"), 500, 780),
-        Part("settings", (*sweep, "--only", "graphs", "page-64", "no-overlap", "lpm"), 250, 480),
         Part("lora-1.5B", (*adapters, "--seconds", "5"), 100, 240),
         Part("long-rows", ("long_rows.py",), 300, 500),
         Part("hqa", (*scores, *by_length), 300, 800, alone=True),
         Part("judge", ("memalpha_judge.py", model, "--minutes", "13", "--keep", "{out}", *served), 300, 840),
+        Part("orders-step", (*in_turns, "24576", "--memory", "0.3"), 500, 780),
+        Part("prefixes-exact", (*exact, "--orders", "section_first", "paper"), 100, 240),
+        Part("memagent-rows", (*rows, "--documents", "1", "--seconds", "4", "--tokens", "40960"), 150, 300),
+        Part("memagent-step", (*in_turns, "32768", *wide, *sixteen, "--memory", "0.25"), 500, 780),
+        Part("settings", (*sweep, "--only", "graphs", "page-64", "no-overlap", "lpm"), 250, 480),
         Part("memory-step-1gpu", ("memory_step.py", model, *limit, *served, *shared), 250, 400),
         Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,bare,serial"), 700, 1300),
         Part("ipc", ("weight_update.py", "--parts", "ipc", "--logs", "{out}", *served), 120, 300),

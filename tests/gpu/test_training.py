@@ -35,6 +35,7 @@ from trainer.errors import RunError  # noqa: E402
 from trainer.train import chunks, flash4, varlen  # noqa: E402
 from trainer.train.distributed import whole  # noqa: E402
 from trainer.train.layers import can_compile  # noqa: E402
+from trainer.train.layout import PackedLayout  # noqa: E402
 
 
 def flat(values: list[list[float]]) -> Any:
@@ -113,6 +114,24 @@ def test_the_flash_kernel_gives_what_padded_blocks_give(monkeypatch: pytest.Monk
     assert_no_worse(found["flash"], found["padded"], gradients(parts.make_learner("float32"), rows))
 
 
+@pytest.mark.skipif(not flash4.available(), reason="needs a Hopper GPU and flash-attn-4")
+@pytest.mark.parametrize(("heads", "kv_heads"), [(12, 2), (28, 4)], ids=["1.5B", "7B"])
+def test_grouped_heads_and_repeated_ones_give_the_same_bits_of_a_large_micro_batch(heads: int, kv_heads: int) -> None:
+    layout = PackedLayout.of([2000, *[500] * 8] * 3, torch.device("cuda"), [-1, *[0] * 8, -1, *[9] * 8, -1, *[18] * 8])
+    keys, times = layout.keys, heads // kv_heads
+    assert keys is not None
+    query = torch.randn((layout.num_tokens, heads, 128), device="cuda", dtype=torch.bfloat16)
+    key, value = (torch.randn((len(keys.index), kv_heads, 128), device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    repeated = [t.repeat_interleave(times, 1) for t in (key, value)]
+    places = (layout.ends, layout.longest, keys.ends, keys.longest, 128**-0.5)
+
+    assert flash4.takes_groups(torch.device("cuda"), times)  # PyTorch 2.11, which SGLang pins
+    found = flash4._attention(query, key, value, *places)
+    expected = flash4._attention(query, *repeated, *places)
+
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("heads", [8, 4], ids=["heads of 64", "heads of 128"])
 @pytest.mark.parametrize("checkpointing", ["none", "selective"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -129,7 +148,7 @@ def test_what_rows_share_is_computed_once_with_the_gradients_of_whole_rows(
 
     assert work.tokens < 0.8 * work.row_tokens
     assert (heads == 4 and flash4.available()) == (varlen._FASTER[heads // 2, 512 // heads] is not None)
-    assert (logprobs["shared"] - logprobs["whole"]).abs().mean() <= 0.02
+    assert (logprobs["shared"] - logprobs["whole"]).abs().mean() <= 1e-3
     fresh = {share: parts.make_learner("bfloat16", share_prefixes=share, **settings) for share in (False, True)}
     exact = gradients(parts.make_learner("float32", heads=heads), rows)
     assert_no_worse(gradients(fresh[True], rows), gradients(fresh[False], rows), exact)

@@ -87,7 +87,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
     monkeypatch.setattr(flash4, "available", lambda: True)
     monkeypatch.setattr(flash4, "HEADS", (HEAD,))
     monkeypatch.setattr(varlen, "_FASTER", {})
-    flash4._takes_groups.cache_clear()
+    flash4.takes_groups.cache_clear()
     monkeypatch.setattr(layers, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     return stand_in
@@ -167,8 +167,9 @@ def test_other_sizes_of_heads_and_windows_go_through_the_other_kernel(package: P
     ("asked", "unasked", "heads"), [(True, None, 2), (False, None, 4), (False, "right", 2), (False, "swapped", 4)]
 )
 def test_pytorchs_kernel_gets_as_many_heads_of_keys_as_it_takes(
-    asked: bool, unasked: str | None, heads: int, package: Package
+    asked: bool, unasked: str | None, heads: int, package: Package, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "trainer")
     query, key, value = (torch.randn(*shape, HEAD) for shape in ((9, 4), (14, 2), (14, 2)))
     places = (torch.tensor([0, 5, 9], dtype=torch.int32), 5, torch.tensor([0, 5, 14], dtype=torch.int32), 9)
     expected = rowattention.rows(query, key, value, *places, 0.25, None)
@@ -177,6 +178,7 @@ def test_pytorchs_kernel_gets_as_many_heads_of_keys_as_it_takes(
     found, sums = flash4._attention(query, key, value, *places, 0.25)
 
     assert package.key_heads == heads
+    assert caplog.text.count("heads of keys are repeated, since PyTorch's kernel") == (heads == 4)
     assert torch.allclose(found, expected)
     assert sums.shape == (4, 9)
 

@@ -8,6 +8,7 @@ from builders import grouped_query_lm, learner, sampled_rows, small_config, smal
 from families import KINDS, make
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainer.train import learner as learner_module
 from trainer.train.flops import ModelFlops, Work, peak_of
 
 
@@ -84,3 +85,14 @@ def test_rows_that_are_the_same_are_computed_once_and_counted_once() -> None:
 
     assert work.tokens == row.num_tokens
     assert work.peak_bytes == (0 if not torch.cuda.is_available() else work.peak_bytes)
+
+
+def test_a_step_tells_the_most_memory_and_how_often_it_was_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = grouped_query_lm()
+    (row,) = sampled_rows(lm, 1, lm.config.vocab_size)
+    readings = iter([(9 << 30, 5), (7 << 30, 8)])  # what a GPU's allocator would say before and after
+    monkeypatch.setattr(learner_module, "gpu_memory", lambda _: next(readings))
+
+    work = learner(lm, small_config()).step([row]).work
+
+    assert (work.peak_bytes, work.retries) == (7 << 30, 3)

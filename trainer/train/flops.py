@@ -109,7 +109,8 @@ class Work:
 
     seconds: on the clock. tokens: computed (equal rows of a micro-batch once, a shared prefix once). flops: model FLOPs
     of these. peak_bytes: most GPU memory of any rank; 0 on a CPU. row_tokens, row_flops: of the rows, each whole.
-    retries: of the rank with most, times that PyTorch's allocator had to give cached memory back to make room.
+    retries: times that PyTorch's allocator had to give cached memory back to make room, each step's on the rank with
+    most.
     """
 
     seconds: float = 0.0
