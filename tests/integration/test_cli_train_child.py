@@ -99,14 +99,22 @@ if mode == "killed":
 """
 
 OPERATOR = """
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
+from clusterkit.backends.local import train
 from clusterkit.ui.progress import PlainLines
 from clusterkit.config.resolve import resolve
 from clusterkit.backends.local.train import Restarts, follow, prepared
 from clusterkit.runs.trials import run_directory
 from trainer.errors import UserError
-script, mode, root, wait = sys.argv[1:]
+script, mode, root, wait, told_after = sys.argv[1:]
+if told_after:
+    original = getattr(train, told_after)
+    def and_signal(*arguments):
+        found = original(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return found
+    setattr(train, told_after, and_signal)
 config = resolve("tiny", None, [f"fileroot={root}"]).config
 run = run_directory(config, "run1")
 argv = [sys.executable, script, mode, str(run.logs), str(run.recover)]
@@ -121,13 +129,16 @@ sys.exit(outcome.exit_code)
 
 
 class Operator:
-    """The operator's process on a run directory, and what can be seen of its child."""
+    """The operator's process on a run directory, and what can be seen of its child.
 
-    def __init__(self, folder: Path, mode: str, wait: float = 0.0, **options: object) -> None:
+    told_after: function of clusterkit.backends.local.train after which SIGTERM comes, as from `clusterkit stop`.
+    """
+
+    def __init__(self, folder: Path, mode: str, wait: float = 0.0, told_after: str = "", **options: object) -> None:
         self.run = RunDirectory(folder / "runs", user_name(), "tiny-recall", "run1")
         script = folder / "child.py"
         script.write_text(CHILD)
-        command = [sys.executable, "-c", OPERATOR, str(script), mode, str(folder / "runs"), str(wait)]
+        command = [sys.executable, "-c", OPERATOR, str(script), mode, str(folder / "runs"), str(wait), told_after]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, **{**pipes, **options})  # type: ignore[call-overload]
 
@@ -428,6 +439,21 @@ def test_a_run_that_waits_to_start_again_is_told_so_and_can_be_stopped(tmp_path:
     assert (code, outcome["status"]) == (130, "interrupted")
     assert "To go on: clusterkit train --preset tiny" in message
     assert operator.run.attempt_numbers() == [1]
+    assert not operator.run.restart_waits
+
+
+@pytest.mark.parametrize(
+    ("moment", "attempts"), [("_record_warning", [1]), ("wait_or_signal", [1, 2])], ids=["before", "after"]
+)
+def test_a_stop_in_the_moment_before_or_after_the_wait_is_heard(
+    tmp_path: Path, moment: str, attempts: list[int]
+) -> None:
+    with operating(tmp_path, "crashes", 600.0 if attempts == [1] else 0.0, told_after=moment) as operator:
+        code, _, outcome, message = operator.end()
+
+    assert (code, outcome["status"]) == (130, "interrupted")
+    assert "To go on: clusterkit train --preset tiny" in message
+    assert operator.run.attempt_numbers() == attempts
     assert not operator.run.restart_waits
 
 

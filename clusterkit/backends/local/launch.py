@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,15 @@ def run_trainer(
     attempt: int,
     on_poll: Callable[[], None],
     on_interrupt: Callable[[], None],
+    noted: Callable[[], int] = lambda: 0,
 ) -> Ending:
     """Run the trainer in a session of its own until it ends, whatever happens to our terminal.
 
     The first SIGINT, SIGTERM or SIGHUP is handed on as SIGTERM, once; a second one kills its process group.
     `on_poll` is called a few times a second and once after the end, `on_interrupt` after the first signal.
+
+    Args:
+        noted: the signal that came before, of `noting_signals`.
     """
     own = {"CLUSTERKIT_ATTEMPT": str(attempt), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     environment = {**os.environ, **origin_environment(), **own}
@@ -143,6 +147,8 @@ def run_trainer(
 
     # Handlers come first: a signal while the child starts would else leave it behind without a word.
     previous = _handle(interrupt)
+    if noted():
+        interrupt(noted(), None)
     try:
         with file_failures(console, FILEROOT), console.open("ab") as output:
             child = subprocess.Popen(
@@ -165,23 +171,32 @@ def run_trainer(
     return Ending(child.returncode, interrupts, first)
 
 
-def wait_or_signal(seconds: float) -> bool:
-    """Wait; True as soon as SIGINT, SIGTERM or SIGHUP (unless it is ignored, as under nohup) asks to stop."""
-    signalled = False
+@contextlib.contextmanager
+def noting_signals() -> Iterator[Callable[[], int]]:
+    """Have SIGINT, SIGTERM and SIGHUP (unless it is ignored, as under nohup) leave a note while no trainer runs, in
+    place of ending us in the middle of what is recorded of it. Yields what gives the first that came, 0 for none.
+    """
+    first = 0
 
-    def note_signal(_signum: int, _frame: object) -> None:
-        nonlocal signalled
-        signalled = True
+    def note(signum: int, _frame: object) -> None:
+        nonlocal first
+        first = first or signum
 
-    previous = _handle(note_signal)
-    end = time.monotonic() + seconds
+    previous = _handle(note)
     try:
-        while not signalled and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, POLL_SECONDS))
+        yield lambda: first
     finally:
         for name, handler in previous.items():
-            signal.signal(name, handler)
-    return signalled
+            if signal.getsignal(name) is note:  # run_trainer leaves them ignored where it was interrupted
+                signal.signal(name, handler)
+
+
+def wait_or_signal(seconds: float, noted: Callable[[], int]) -> bool:
+    """Wait; True as soon as `noting_signals` has a note."""
+    end = time.monotonic() + seconds
+    while not noted() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, POLL_SECONDS))
+    return bool(noted())
 
 
 def _handle(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:

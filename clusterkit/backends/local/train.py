@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterkit.backends.base import RunOutcome
-from clusterkit.backends.local.launch import Ending, new_attempt, run_trainer, wait_or_signal, write_config
+from clusterkit.backends.local.launch import (
+    Ending,
+    new_attempt,
+    noting_signals,
+    run_trainer,
+    wait_or_signal,
+    write_config,
+)
 from clusterkit.common.origin import origin_environment
 from clusterkit.runs.diagnose.view import explain_failure
 from clusterkit.runs.directory import FILEROOT, RunDirectory, hold_lock, lock_holder
@@ -121,35 +128,36 @@ def follow(
         progress.say(f"stopping: {doing}; interrupt again to kill the trainer at once")
 
     ends: list[Ended] = []
-    while True:
-        before, began = last_step(run.metrics), time.time()
-        ending = run_trainer(argv, run.console(attempt), attempt, poll, interrupted)
-        outcome = replace(_outcome(run, attempt, ending, history, again), stopped=ending.interrupts > 0)
-        if outcome.status not in ("failed", "killed"):
-            told = history.finish is not None and history.finish.get("attempt") == attempt
-            if outcome.status == "interrupted" and not told:  # during its imports, or killed by a second signal
-                _record_interruption(
-                    run, attempt, ending.returncode, began, before, f"interrupted: {recover_text(run, history)}"
-                )
-            return outcome
-        ends.append(ended(run.metrics, attempt, ending.returncode, before))
-        verdict = judge(ends, restarts.most, restarts.first_wait)
-        taken_before = ends[-1].code == REFUSED and len(ends) > 1
-        again_wanted = restarts.most and not outcome.stopped
-        wait = verdict.wait if again_wanted and (ends[-1].crash or taken_before) else None
-        command = origin_environment()["CLUSTERKIT_COMMAND"]
-        mark = end_mark(ends[-1], began, command, stopping=outcome.stopped)
-        _record_end(run, attempt, mark, wait)
-        if wait is None:
-            break
-        message = f"the trainer died ({ends[-1].message}): {verdict.reason}; {recover_text(run, history)}"
-        progress.say(f"{message}. Ctrl-C stops here")
-        _record_warning(run, attempt, message)
-        if wait_or_signal(wait):
-            _record_end(run, attempt, mark, None)
-            kept = f"interrupted while waiting to start the trainer again: {recover_text(run, history)}"
-            return RunOutcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
-        attempt = new_attempt(run)
+    with noting_signals() as noted:
+        while True:
+            before, began = last_step(run.metrics), time.time()
+            ending = run_trainer(argv, run.console(attempt), attempt, poll, interrupted, noted)
+            outcome = replace(_outcome(run, attempt, ending, history, again), stopped=ending.interrupts > 0)
+            if outcome.status not in ("failed", "killed"):
+                told = history.finish is not None and history.finish.get("attempt") == attempt
+                if outcome.status == "interrupted" and not told:  # during its imports, or killed by a second signal
+                    _record_interruption(
+                        run, attempt, ending.returncode, began, before, f"interrupted: {recover_text(run, history)}"
+                    )
+                return outcome
+            ends.append(ended(run.metrics, attempt, ending.returncode, before))
+            verdict = judge(ends, restarts.most, restarts.first_wait)
+            taken_before = ends[-1].code == REFUSED and len(ends) > 1
+            again_wanted = restarts.most and not outcome.stopped
+            wait = verdict.wait if again_wanted and (ends[-1].crash or taken_before) else None
+            command = origin_environment()["CLUSTERKIT_COMMAND"]
+            mark = end_mark(ends[-1], began, command, stopping=outcome.stopped)
+            _record_end(run, attempt, mark, wait)
+            if wait is None:
+                break
+            message = f"the trainer died ({ends[-1].message}): {verdict.reason}; {recover_text(run, history)}"
+            progress.say(f"{message}. Ctrl-C stops here")
+            _record_warning(run, attempt, message)
+            if wait_or_signal(wait, noted):
+                _record_end(run, attempt, mark, None)
+                kept = f"interrupted while waiting to start the trainer again: {recover_text(run, history)}"
+                return RunOutcome("interrupted", 130, f"{kept}\nTo go on: {again}", None, history.global_step)
+            attempt = new_attempt(run)
     reasons = explain_failure(run, killed=ending.returncode == -signal.SIGKILL)
     if len(ends) > 1:
         reasons = [
