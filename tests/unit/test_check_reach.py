@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
 import socket
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +39,26 @@ def test_hosts_that_reach_one_another() -> None:
 
     assert [(finding.host, finding.level) for finding in findings] == [(name, Level.OK) for name in ADDRESSES]
     assert "reaches h2, h3" in findings[0].message
+
+
+@pytest.mark.parametrize("language", ["python", "perl"])
+def test_a_connection_is_reset_only_after_the_other_end_has_closed(language: str) -> None:
+    perl = shutil.which("perl")
+    require(perl is not None, "no perl here")
+    words = [sys.executable, "-c", reach._PYTHON] if language == "python" else [str(perl), "-e", reach._PERL]
+    command = [*words, "127.0.0.1", "60", str(Ports().first_worker)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+        assert listener.stdout is not None
+        assert listener.stdout.readline() == f"bound {Ports().first_worker}\n"
+        held, last = (socket.create_connection(("127.0.0.1", Ports().first_worker)) for _ in range(2))
+        with suppress(OSError):
+            last.shutdown(socket.SHUT_WR)
+            last.recv(1)
+        # The last was accepted after the other, and is reset now.
+        assert not select.select([held], [], [], 0)[0]
+        held.close()
+        last.close()
+        listener.kill()
 
 
 def test_nothing_listens_afterwards() -> None:

@@ -17,7 +17,8 @@ CONNECT_SECONDS = 3
 READY_SECONDS = 15.0
 
 # Listens on an address, prints which ports it could bind, resets every connection (so that no port stays in TIME_WAIT,
-# which would keep Ray from binding it), and ends by itself after a while.
+# which would keep Ray from binding it), and ends by itself after a while. It resets them once the other end is closed:
+# a busy host may come to see that it is connected only after a reset, and would take it for a firewall's.
 _PYTHON = """
 import os, select, signal, socket, struct, sys
 address, seconds, *ports = sys.argv[1:]
@@ -31,11 +32,15 @@ for port in ports:
     except OSError as error:
         print("unbound", port, error.strerror)
 print("pid", os.getpid(), flush=True)
+connections = []
 while True:
-    for listener in select.select(listeners, [], [])[0]:
-        connection = listener.accept()[0]
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.close()
+    for ready in select.select(listeners + connections, [], [])[0]:
+        if ready in connections:
+            connections.remove(ready)
+            ready.close()
+        else:
+            connections.append(ready.accept()[0])
+            connections[-1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 """
 _PERL = """
 use IO::Socket::INET; use IO::Select; use Socket;
@@ -49,11 +54,13 @@ for my $port (@ports) {
   if ($listener) { $all->add($listener); print "bound $port\\n" } else { print "unbound $port $!\\n" }
 }
 print "pid $$\\n";
+my %listens = map { fileno($_) => 1 } $all->handles;
 while (1) {
-  for my $listener ($all->can_read) {
-    my $connection = $listener->accept or next;
+  for my $ready ($all->can_read) {
+    if (!$listens{fileno $ready}) { $all->remove($ready); close $ready; next }
+    my $connection = $ready->accept or next;
     setsockopt $connection, SOL_SOCKET, SO_LINGER, pack("ii", 1, 0);
-    close $connection;
+    $all->add($connection);
   }
 }
 """
