@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from localsession import LocalSession
 
 from clusterkit.hosts.model import Cluster, Host
+from clusterkit.provision.ray import start
 from clusterkit.provision.ray import token as tokens
 from clusterkit.provision.ray.observe import ContainerState, RayAnswer, RayNode, parse_answer, parse_containers
-from clusterkit.provision.ray.start import NotReadyError
+from clusterkit.provision.ray.start import NodeFailedError, NotReadyError, wait_for_head
 from clusterkit.provision.ray.state import ClusterState, assess, status_counts
 from clusterkit.ssh.api import ErrorKind, HostError, Result
 from trainer.errors import UserError
@@ -223,3 +226,24 @@ def test_token_of_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     tokens.forget_token("lab")
     assert not file.exists()
     assert not file.parent.exists()
+
+
+def test_a_head_that_gives_its_own_node_up_after_its_api_answered_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake: on a real host the moment depends on how busy it is."""
+    ended = container("head", "exited", exit_code=1, log=("Exception: The current node timed out during startup.",))
+    answers = iter([RayAnswer("2.60.0"), RayAnswer("2.60.0", (alive("n1", state="DEAD"),)), BOTH])
+    seen = iter([container("head"), container("head"), ended, container("head")])
+
+    async def look(*_: object) -> tuple[ContainerState, ...]:
+        return (next(seen),)
+
+    async def ask(*_: object) -> RayAnswer:
+        return next(answers)
+
+    monkeypatch.setattr(start, "containers_on", look)
+    monkeypatch.setattr(start, "ask_ray", ask)
+    monkeypatch.setattr(start, "POLL_SECONDS", 0.0)
+    with pytest.raises(NodeFailedError, match=r"Ray's head ended: container exited \(1\)\n.*timed out during startup"):
+        asyncio.run(wait_for_head(LocalSession("n1"), "lab"))
+
+    assert asyncio.run(wait_for_head(LocalSession("n1"), "lab")).running

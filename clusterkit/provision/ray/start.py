@@ -57,7 +57,9 @@ def settings_for_plan(settings: RaySettings, head_facts: Facts) -> RaySettings:
 
 
 async def wait_for_head(session: Session, cluster: str, ports: Ports | None = None) -> ContainerState:
-    """Wait until the head's API answers, and return its container.
+    """Wait until the head's API answers and lists the head's own node, and return its container.
+
+    The API answers first: on a busy host Ray may then give its own node up, after 30 s, and end.
 
     Raises:
         NodeFailedError: the container is gone or dead, or the API did not answer in time; with its log's last lines.
@@ -72,12 +74,15 @@ async def wait_for_head(session: Session, cluster: str, ports: Ports | None = No
         if not container.running:
             raise NodeFailedError(host, f"Ray's head ended: container {container.phrase}", container.log, fix)
         answer = await ask_ray(session, cluster, ports)
-        if not answer.error:
+        if any(node.head and node.state == "ALIVE" for node in answer.nodes):
             return container
         if loop.time() > end:
             lines = await log_tail(session, container.id)
             raise NodeFailedError(
-                host, f"Ray's head did not answer within {HEAD_SECONDS:.0f} s ({answer.error})", lines, fix
+                host,
+                f"Ray's head was not ready within {HEAD_SECONDS:.0f} s ({answer.error or 'its own node is not alive'})",
+                lines,
+                fix,
             )
         await asyncio.sleep(POLL_SECONDS)
 
