@@ -70,7 +70,7 @@ TESTS_FAILED = 1
 """pytest's exit code; others say that tests could not be run."""
 FILES_ALONE = 3
 """Files that are run a second time. More of them that fail are no accident."""
-UNTIL, ALONE_LONGER_S = "CLUSTERKIT_TEST_UNTIL", 300.0
+UNTIL, ALONE_LONGER_S = "CLUSTERKIT_TEST_UNTIL", 600.0
 """The variable after whose time no long test begins (tests/conftest.py), and how much later those may that failed."""
 TURN = "CLUSTERKIT_TEST_TURN"
 """The variable with a number: the file that each part of the long tests begins with, counted round. So what is left out

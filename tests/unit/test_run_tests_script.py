@@ -166,7 +166,7 @@ def test_what_failed_has_more_time_to_begin_alone(
     seen = "import os\nprint('until', os.environ['CLUSTERKIT_TEST_UNTIL'])\n"
     code, said = judge(tmp_path, capfd, {"a": PASSES}, {"b": seen + ONCE}, "-s")
     assert code == 0
-    assert [line.split()[-1] for line in said.splitlines() if "until " in line] == ["1000.0", "1300.0"]
+    assert [line.split()[-1] for line in said.splitlines() if "until " in line] == ["1000.0", "1600.0"]
 
 
 def test_what_failed_and_is_left_out_alone_has_not_passed(
