@@ -123,7 +123,7 @@ try:
         outcome = follow(run, argv, attempt, PlainLines(), "clusterkit train --preset tiny", Restarts(10, float(wait)))
 except UserError as error:
     sys.exit(f"refused: {error}")
-print(json.dumps(outcome.as_dict(run)))
+print(json.dumps({**outcome.as_dict(run), "stopped": outcome.stopped}))
 sys.exit(outcome.exit_code)
 """
 
@@ -455,6 +455,30 @@ def test_a_stop_in_the_moment_before_or_after_the_wait_is_heard(
     assert "To go on: clusterkit train --preset tiny" in message
     assert operator.run.attempt_numbers() == attempts
     assert not operator.run.restart_waits
+
+
+def test_a_stop_while_the_last_end_is_recorded_is_told_to_a_sweep(tmp_path: Path) -> None:
+    with operating(tmp_path, "traceback", told_after="_record_end") as operator:
+        code, _, outcome, _ = operator.end()
+
+    assert (code, outcome["status"], outcome["stopped"]) == (1, "failed", True)
+
+
+def test_a_second_signal_ends_what_hangs_between_two_trainers() -> None:
+    script = """
+import os, signal, time
+from clusterkit.backends.local import launch
+launch.SECOND_THOUGHT_SECONDS = 0.0
+with launch.noting_signals() as noted:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert noted() == signal.SIGINT
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "ended\n"
 
 
 @pytest.mark.parametrize("first", ["force", "SIGTERM"])

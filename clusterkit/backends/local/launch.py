@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import yaml
@@ -175,12 +176,22 @@ def run_trainer(
 def noting_signals() -> Iterator[Callable[[], int]]:
     """Have SIGINT, SIGTERM and SIGHUP (unless it is ignored, as under nohup) leave a note while no trainer runs, in
     place of ending us in the middle of what is recorded of it. Yields what gives the first that came, 0 for none.
-    """
-    first = 0
 
-    def note(signum: int, _frame: object) -> None:
-        nonlocal first
-        first = first or signum
+    A second one does what it did before: what is recorded may wait for storage that hangs.
+    """
+    first, first_at = 0, 0.0
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        nonlocal first, first_at
+        if not first:
+            first, first_at = signum, time.monotonic()
+        elif signum != signal.SIGHUP and time.monotonic() - first_at >= SECOND_THOUGHT_SECONDS:
+            before = previous[signal.Signals(signum)]
+            signal.signal(signum, before)
+            if callable(before):
+                before(signum, frame)
+            else:
+                os.kill(os.getpid(), signum)
 
     previous = _handle(note)
     try:

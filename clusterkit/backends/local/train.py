@@ -139,7 +139,7 @@ def follow(
                     _record_interruption(
                         run, attempt, ending.returncode, began, before, f"interrupted: {recover_text(run, history)}"
                     )
-                return outcome
+                return replace(outcome, stopped=outcome.stopped or noted() > 0)
             ends.append(ended(run.metrics, attempt, ending.returncode, before))
             verdict = judge(ends, restarts.most, restarts.first_wait)
             taken_before = ends[-1].code == REFUSED and len(ends) > 1
@@ -149,6 +149,7 @@ def follow(
             mark = end_mark(ends[-1], began, command, stopping=outcome.stopped)
             _record_end(run, attempt, mark, wait)
             if wait is None:
+                outcome = replace(outcome, stopped=outcome.stopped or noted() > 0)
                 break
             message = f"the trainer died ({ends[-1].message}): {verdict.reason}; {recover_text(run, history)}"
             progress.say(f"{message}. Ctrl-C stops here")
