@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,18 +47,22 @@ def test_a_connection_is_reset_only_after_the_other_end_has_closed(language: str
     perl = shutil.which("perl")
     require(perl is not None, "no perl here")
     words = [sys.executable, "-c", reach._PYTHON] if language == "python" else [str(perl), "-e", reach._PERL]
-    command = [*words, "127.0.0.1", "60", str(Ports().first_worker)]
+    command = [*words, "127.0.71.4", "60", str(Ports().first_worker)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
         assert listener.stdout is not None
         assert listener.stdout.readline() == f"bound {Ports().first_worker}\n"
-        held, last = (socket.create_connection(("127.0.0.1", Ports().first_worker)) for _ in range(2))
+        connect = partial(socket.create_connection, ("127.0.71.4", Ports().first_worker))
+        held, last = connect(), connect()
         with suppress(OSError):
             last.shutdown(socket.SHUT_WR)
             last.recv(1)
         # The last was accepted after the other, and is reset now.
         assert not select.select([held], [], [], 0)[0]
-        held.close()
-        last.close()
+        many = [connect() for _ in range(300)]  # more than are kept
+        with pytest.raises(ConnectionResetError):
+            held.recv(1)
+        for connection in (held, last, *many):
+            connection.close()
         listener.kill()
 
 

@@ -18,7 +18,8 @@ READY_SECONDS = 15.0
 
 # Listens on an address, prints which ports it could bind, resets every connection (so that no port stays in TIME_WAIT,
 # which would keep Ray from binding it), and ends by itself after a while. It resets them once the other end is closed:
-# a busy host may come to see that it is connected only after a reset, and would take it for a firewall's.
+# a busy host may come to see that it is connected only after a reset, and would take it for a firewall's. It keeps few
+# enough connections for any limit of open files.
 _PYTHON = """
 import os, select, signal, socket, struct, sys
 address, seconds, *ports = sys.argv[1:]
@@ -38,9 +39,11 @@ while True:
         if ready in connections:
             connections.remove(ready)
             ready.close()
-        else:
+        elif ready in listeners:
             connections.append(ready.accept()[0])
             connections[-1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if len(connections) > 256:
+                connections.pop(0).close()
 """
 _PERL = """
 use IO::Socket::INET; use IO::Select; use Socket;
@@ -55,12 +58,18 @@ for my $port (@ports) {
 }
 print "pid $$\\n";
 my %listens = map { fileno($_) => 1 } $all->handles;
+my @connections;
+sub drop { my ($old) = @_; @connections = grep { $_ != $old } @connections; $all->remove($old); close $old }
 while (1) {
+  sleep 1 unless $all->count;
   for my $ready ($all->can_read) {
-    if (!$listens{fileno $ready}) { $all->remove($ready); close $ready; next }
+    next unless defined fileno $ready;
+    if (!$listens{fileno $ready}) { drop($ready); next }
     my $connection = $ready->accept or next;
     setsockopt $connection, SOL_SOCKET, SO_LINGER, pack("ii", 1, 0);
+    push @connections, $connection;
     $all->add($connection);
+    drop($connections[0]) if @connections > 256;
   }
 }
 """
