@@ -11,6 +11,7 @@ from clusterkit.provision.ray.addresses import head_address
 from clusterkit.provision.ray.model import WORKER, RaySettings
 from clusterkit.provision.ray.plan import MustReplace, plan_node
 from clusterkit.provision.ray.start import (
+    NodeEndedError,
     NodeFailedError,
     NotReadyError,
     require_replaceable,
@@ -76,7 +77,7 @@ class RayStage(Stage):
                     await self._wait_for_head(runner, settings)
                     break
                 except StepFailedError as failure:
-                    if not left:
+                    if not left or not isinstance(failure.__cause__, NodeEndedError):
                         raise
                     await self._look_again(setup, runner, failure.lines)
         await setup.head.reach("ray")

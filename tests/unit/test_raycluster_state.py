@@ -14,7 +14,7 @@ from clusterkit.hosts.model import Cluster, Host
 from clusterkit.provision.ray import start
 from clusterkit.provision.ray import token as tokens
 from clusterkit.provision.ray.observe import ContainerState, RayAnswer, RayNode, parse_answer, parse_containers
-from clusterkit.provision.ray.start import NodeFailedError, NotReadyError, wait_for_head
+from clusterkit.provision.ray.start import NodeEndedError, NotReadyError, wait_for_head
 from clusterkit.provision.ray.state import ClusterState, assess, status_counts
 from clusterkit.ssh.api import ErrorKind, HostError, Result
 from trainer.errors import UserError
@@ -243,7 +243,7 @@ def test_a_head_that_gives_its_own_node_up_after_its_api_answered_is_not_ready(m
     monkeypatch.setattr(start, "containers_on", look)
     monkeypatch.setattr(start, "ask_ray", ask)
     monkeypatch.setattr(start, "POLL_SECONDS", 0.0)
-    with pytest.raises(NodeFailedError, match=r"Ray's head ended: container exited \(1\)\n.*timed out during startup"):
+    with pytest.raises(NodeEndedError, match=r"Ray's head ended: container exited \(1\)\n.*timed out during startup"):
         asyncio.run(wait_for_head(LocalSession("n1"), "lab"))
 
     assert asyncio.run(wait_for_head(LocalSession("n1"), "lab")).running

@@ -31,6 +31,10 @@ class NodeFailedError(Exception):
         self.host, self.message, self.lines, self.fix = host, message, tuple(lines), fix
 
 
+class NodeEndedError(NodeFailedError):
+    """Its container does not run any more: it may be started again."""
+
+
 class NotReadyError(Exception):
     """The cluster did not become ready. `state`: the last one that was seen."""
 
@@ -69,10 +73,10 @@ async def wait_for_head(session: Session, cluster: str, ports: Ports | None = No
     while True:
         container = next((c for c in await containers_on(session, cluster) if c.role == HEAD), None)
         if container is None:
-            raise NodeFailedError(host, "the head's container is gone", fix="run clusterkit setup again")
+            raise NodeEndedError(host, "the head's container is gone", fix="run clusterkit setup again")
         fix = CONNECT_FIX.format(name=container.name)
         if not container.running:
-            raise NodeFailedError(host, f"Ray's head ended: container {container.phrase}", container.log, fix)
+            raise NodeEndedError(host, f"Ray's head ended: container {container.phrase}", container.log, fix)
         answer = await ask_ray(session, cluster, ports)
         if any(node.head and node.state == "ALIVE" for node in answer.nodes):
             return container
