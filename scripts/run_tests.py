@@ -196,7 +196,7 @@ def files_in(paths: Iterable[str], root: Path) -> list[str]:
 
 def marked(parts: dict[str, Sequence[str]], root: Path) -> dict[str, Sequence[str]]:
     """The files of each part whose tests may have the mark, from themselves or from a module beside them; the others
-    need not even be read by pytest.
+    need not even be read by pytest. Parts of one file, which have no turns, come first.
     """
 
     def may_have(file: str) -> bool:
@@ -207,7 +207,8 @@ def marked(parts: dict[str, Sequence[str]], root: Path) -> dict[str, Sequence[st
     files = {name: [file for file in files_in(paths, root) if may_have(file)] for name, paths in parts.items()}
     turn = int(os.environ.get(TURN) or 0)
     begins = {name: turn % len(found) for name, found in files.items() if found}
-    return {name: [*files[name][begin:], *files[name][:begin]] for name, begin in begins.items()}
+    turned = {name: [*files[name][begin:], *files[name][:begin]] for name, begin in begins.items()}
+    return dict(sorted(turned.items(), key=lambda part: len(part[1]) > 1))
 
 
 def names_tests(options: Sequence[str]) -> bool:
