@@ -226,8 +226,9 @@ class Learner:
         counted = torch.from_numpy(work).to(device)
         totals = self.world.sum_of_parts(torch.cat([sums, counted])).tolist()
         total = dict(zip(self.SUMS, totals, strict=False))
-        peak, retries = gpu_memory(device)
-        most = self.world.max(torch.cat([worst[None], worst.new_tensor([peak, retries - earlier])])).tolist()
+        peak, so_far = gpu_memory(device)
+        most = self.world.max(torch.cat([worst[None], worst.new_tensor([peak, so_far - earlier])]))
+        deviation, peak, retries = most.tolist()
         computed, of_rows = totals[len(self.SUMS) : -3], totals[-3:]
         return StepStats(
             self._means(total)
@@ -235,7 +236,7 @@ class Learner:
                 "grad_norm": float(norm),
                 "lr": rate,
                 "micro_batches": float(len(batches)),
-                "behave_ratio_max_dev": most[0],
+                "behave_ratio_max_dev": deviation,
                 "trained_rows": float(count),
             },
             finite,
@@ -243,10 +244,10 @@ class Learner:
                 time.perf_counter() - began,
                 int(computed[0]),
                 self.flops.training(*computed),
-                int(most[1]),
+                int(peak),
                 int(of_rows[0]),
                 self.flops.training(*of_rows),
-                int(most[2]),
+                int(retries),
             ),
         )
 
