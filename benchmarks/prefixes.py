@@ -44,7 +44,7 @@ from trainer.train import varlen
 from trainer.train.distributed import World, join_world, leave_world, single_world
 from trainer.train.flops import ModelFlops, peak_flops, peak_of
 from trainer.train.learner import Learner
-from trainer.train.packing import share_out
+from trainer.train.microbatches import share_out
 from trainer.train.prefixes import prefix_groups
 from trainer.types import Row
 

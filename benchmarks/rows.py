@@ -33,7 +33,7 @@ import torch
 from prefixes import WORKLOADS, make_rows
 
 from trainer.train.distributed import World, join_world, leave_world
-from trainer.train.packing import share_out
+from trainer.train.microbatches import share_out
 from trainer.train.prefixes import prefix_groups
 from trainer.train.shares import FlatRows, Plan, deal
 from trainer.types import Completion, Row, Turn

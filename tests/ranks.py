@@ -34,9 +34,9 @@ from trainer.schedule import Schedule
 from trainer.train import chunks
 from trainer.train.distributed import World, join_world, leave_world
 from trainer.train.learner import Learner
+from trainer.train.microbatches import LEAST_SHARED, share_out
 from trainer.train.model import copy_in
-from trainer.train.packing import share_out
-from trainer.train.prefixes import LEAST_SHARED, prefix_groups
+from trainer.train.prefixes import prefix_groups
 from trainer.train.shares import Plan
 from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
 from trainer.weights.source import refresh

@@ -10,7 +10,7 @@ import torch
 from forkserver import run_ranks
 
 from trainer.train.distributed import single_world
-from trainer.train.packing import share_out
+from trainer.train.microbatches import share_out
 from trainer.train.prefixes import prefix_groups
 
 

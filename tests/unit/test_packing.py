@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.train.layout import PackedLayout
-from trainer.train.packing import first_fit_decreasing, pack, share_out
-from trainer.train.prefixes import PrefixGroup
+from trainer.train.microbatches import PrefixGroup, first_fit_decreasing, share_out
+from trainer.train.packing import pack
 from trainer.types import Row
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)

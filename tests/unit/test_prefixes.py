@@ -20,8 +20,9 @@ from clusterkit.config.resolve import resolve
 from trainer.tasks.recall import Recall
 from trainer.train import attention, layers, prefixes
 from trainer.train.layout import PackedLayout
-from trainer.train.packing import KEYS_PER_TOKEN, pack, share_out
-from trainer.train.prefixes import LEAST_SHARED, PrefixGroup, prefix_groups, token_array
+from trainer.train.microbatches import KEYS_PER_TOKEN, LEAST_SHARED, PrefixGroup, share_out
+from trainer.train.packing import pack
+from trainer.train.prefixes import prefix_groups, token_array
 from trainer.types import Row
 from trainer.warmup.tiny import make_lm, make_tokenizer
 

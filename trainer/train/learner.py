@@ -33,8 +33,9 @@ from trainer.train.layout import keeps_kernel
 from trainer.train.loading import fill
 from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.lora import base_digest
+from trainer.train.microbatches import share_out
 from trainer.train.offload import HostRoom
-from trainer.train.packing import PackedBatch, pack, share_out
+from trainer.train.packing import PackedBatch, pack
 from trainer.train.prefixes import prefix_groups
 from trainer.train.shares import Plan, deal
 from trainer.train.tensorparallel import parameter_groups, split_layers

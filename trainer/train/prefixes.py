@@ -8,54 +8,22 @@ agent has to say what its rows share.
 
 from __future__ import annotations
 
-import gc
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.train.microbatches import LEAST_SHARE, LEAST_SHARED, PrefixGroup, without_gc
 from trainer.types import Row
-
-LEAST_SHARED = 16
-"""Tokens. A shorter common prefix, such as a chat template's first words, saves less than its bookkeeping costs."""
-LEAST_SHARE = 1 / 16
-"""Of its rows' mean length: a system prompt before long rows is not worth binding all rows of a step together."""
 
 Sharers = tuple[list[int], int]
 """Places of sorted rows, and the tokens that they share; one row alone: 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixGroup:
-    """Rows whose first `prefix` tokens are equal and computed once; 0 for a row that shares nothing.
-
-    The last token of a prompt predicts the first of the response, so `prefix` is less than the prompt of any member.
-
-    rows: numbers of the rows, those with the same prompt and response in one tuple: they are one computation.
-    """
-
-    prefix: int
-    rows: tuple[tuple[int, ...], ...]
-
-
 def token_array(row: Row) -> npt.NDArray[np.int32]:
     """Prompt and response [tokens] int32, a view."""
     return np.frombuffer(row.ids, dtype=np.int32)
-
-
-@contextmanager
-def without_gc() -> Iterator[None]:
-    """Python looks for no cycles meanwhile: it would visit every number of a step's lists, a second for 80 million."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @without_gc()
