@@ -119,3 +119,19 @@ def test_no_rows_still_make_a_pass_that_weighs_nothing() -> None:
     assert batch.input_ids.numel() > 1
     assert len(batch.targets) == 1
     assert batch.weights.tolist() == batch.advantages.tolist() == [0.0]
+
+
+def test_a_group_is_divided_among_ranks_in_few_parts_rather_than_in_rows_that_share_nothing() -> None:
+    """48 groups of 16 rows on 128 ranks: an optimizer step of MemAgent's, its memories a quarter of their limit."""
+    prefix, own, ranks = 5250, 512, 128
+    rows = [tuple((16 * number + row,) for row in range(16)) for number in range(48)]
+    groups, lengths = [PrefixGroup(prefix, of) for of in rows], [prefix + own] * (16 * 48)
+
+    plan = share_out(groups, lengths, ranks, 40960)
+
+    # Rows of a group, by its number, in a micro-batch: its prefix counts once.
+    loads = [sum(prefix * len({row // 16 for row in batch}) + own * len(batch) for batch in rank) for rank in plan]
+    assert sorted(row for rank in plan for batch in rank for row in batch) == list(range(16 * 48))
+    even = 48 * (prefix + 16 * own) / ranks
+    assert max(loads) <= 2 * even  # rows alone: 6.8 times
+    assert sum(loads) <= 1.5 * 48 * (prefix + 16 * own)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ KEYS_PER_TOKEN = 8
 """Most keys and values that attention reads in a micro-batch, per token of its budget. Those of a prefix are copied for
 each row that follows it, so they count once a row.
 """
-FINER = (1, 2, 4, 8)
-"""Numbers of parts that a rank's mean load is cut into, tried in this order. More parts balance the ranks better, but
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Into how many parts the costliest group is divided, tried in this order. More parts balance the ranks better, but
 repeat more prefixes.
 """
+UNEQUAL = 1.1
+"""How much longer than their mean the parts of a group may be beyond its prefix: rows are not divided."""
 EVEN = 1.02
-"""Load of the busiest rank over the mean that is accepted without trying finer parts."""
+"""Load of the busiest rank over the mean that is accepted without trying more parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,12 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     whole = [Part(group, _cost(group, lengths)) for group in groups]
     mean = -(-sum(part.cost for part in whole) // ranks)
     best: tuple[int, list[list[Part]]] | None = None
-    for finer in FINER if ranks > 1 else (1,):
-        # Of one rank nothing is to be balanced; a group that fits stays whole.
-        limit = max(longest, min(budget, -(-mean // finer)) if ranks > 1 else budget)
+    for limit in _limits(whole, longest, budget)[: None if ranks > 1 else 1]:  # of one rank nothing is to be balanced
         parts = [part for group in whole for part in _split(group, lengths, limit)]
-        shares = _balanced(parts, [part.cost for part in parts], ranks)
+        costs = [part.cost for part in parts]
+        if best is not None and sum(costs) >= best[0] * ranks:
+            break  # still more parts repeat still more
+        shares = _balanced(parts, costs, ranks)
         most = max(sum(part.cost for part in share) for share in shares)
         if best is None or most < best[0]:
             best = most, shares
@@ -117,6 +121,14 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     ]
     batches = max(1, *map(len, plans))
     return [plan + [[] for _ in range(batches - len(plan))] for plan in plans]
+
+
+def _limits(groups: Sequence[Part], longest: int, budget: int) -> list[int]:
+    """Most that a part of a group may cost, as many as there are to try; the first divides no group that fits."""
+    group, cost = max(groups, key=lambda part: part.cost, default=Part(PrefixGroup(0, ()), 0))
+    beyond = cost - group.prefix
+    found = (group.prefix + math.ceil(UNEQUAL * beyond / parts) for parts in PARTS)
+    return list(dict.fromkeys(max(longest, min(budget, limit)) for limit in found))
 
 
 def _without_long(group: PrefixGroup, lengths: Sequence[int], budget: int) -> list[PrefixGroup]:
