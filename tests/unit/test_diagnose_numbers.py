@@ -221,6 +221,25 @@ def test_prompts_that_are_read_again_explain_no_failure(tmp_path: Path) -> None:
     assert "read-again" not in _findings(writer)
 
 
+def _computing(again: float, group: float) -> Stats:
+    return lambda step: {**_learning(step), "train_repeated": again, "train_group_tokens": group}
+
+
+def test_sections_that_training_computes_again(tmp_path: Path) -> None:
+    writer = _steps(_writer(tmp_path, "train.max_tokens_per_mb=16384"), 8, _computing(0.2, 33_054.0)).recover(8)
+    finding = _only(writer, "computed-again")
+    assert "20%" in finding.title
+    assert [(change.key, change.proposed, change.new_trial) for change in finding.changes] == [
+        ("train.max_tokens_per_mb", 33_792, False)
+    ]
+
+
+@pytest.mark.parametrize(("again", "group"), [(0.2, 16_000.0), (0.03, 33_054.0)], ids=["for the ranks", "little"])
+def test_groups_that_are_divided_for_good_are_no_finding(tmp_path: Path, again: float, group: float) -> None:
+    writer = _steps(_writer(tmp_path, "train.max_tokens_per_mb=16384"), 8, _computing(again, group)).recover(8)
+    assert not _findings(writer.finish("interrupted", 1))
+
+
 def test_recover_checkpoints_that_no_longer_come(tmp_path: Path) -> None:
     writer = _steps(_writer(tmp_path), 3, _learning).recover(3)
     writer = _steps(writer, 10, _learning, seconds=400.0)

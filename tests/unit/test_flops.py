@@ -52,11 +52,16 @@ def test_the_sizes_of_a_known_model() -> None:
 
 
 def test_speed_over_the_optimizer_steps_of_a_training_step() -> None:
-    both = Work(2.0, 1000, 4e12, 3 << 30, 4000, 16e12, 2) + Work(3.0, 500, 2e12, 2 << 30, 2000, 8e12, 1)
+    one, other = (
+        Work(2.0, 1000, 4e12, 3 << 30, 4000, 16e12, 2, 700, 90),
+        Work(3.0, 500, 2e12, 2 << 30, 2000, 8e12, 1, 500, 80),
+    )
+    both = one + other
 
     shared = {"train_tokens_per_s": 300.0, "train_row_tokens_per_s": 1200.0, "train_shared": 0.75}
     memory = {"gpu_memory_peak_gib": 3.0, "gpu_alloc_retries": 3.0}
-    assert both.numbers(2, 1e12) == {**shared, "mfu": 0.6, "mfu_of_rows": 2.4, **memory}
+    groups = {"train_repeated": pytest.approx(0.2), "train_group_tokens": 90.0}
+    assert both.numbers(2, 1e12) == {**shared, **groups, "mfu": 0.6, "mfu_of_rows": 2.4, **memory}
     whole = {"train_tokens_per_s": 10.0, "train_row_tokens_per_s": 10.0, "train_shared": 0.0}
     assert Work(1.0, 10, 5.0, 0, 10, 5.0).numbers(1, None) == whole
     assert Work().numbers(1, 1e12) == {}

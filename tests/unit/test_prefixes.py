@@ -190,6 +190,19 @@ def test_a_packed_row_with_a_shared_prefix_by_hand(monkeypatch: pytest.MonkeyPat
     assert batch.layout.keys.ends.tolist() == [0, 2, 7, 12, 15]
 
 
+def test_what_a_group_that_has_no_room_computes_again_is_told() -> None:
+    """Eight rows share 50 tokens and have 5 of their own: 90, of which a micro-batch of 70 holds half."""
+    rows = group_rows(grouped(), [(50, [(2, 3)] * 8)])
+    roomy, tight = (
+        learner(grouped(), small_config(f"train.max_tokens_per_mb={tokens}")).step(rows) for tokens in (90, 70)
+    )
+
+    assert roomy.work.numbers(1, None)["train_repeated"] == 0.0
+    assert tight.work.tokens == 140
+    assert tight.work.numbers(1, None)["train_repeated"] == pytest.approx(50 / 140)
+    assert tight.work.numbers(1, None)["train_group_tokens"] == 90.0
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(GROUPS, st.integers(0, 100), st.sampled_from(["grpo", "gspo"]))
 def test_gradients_are_those_of_whole_rows(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,6 +64,16 @@ def learning_rate(step: int, total: int, config: RunConfig) -> float:
     done = min(1.0, (step - c.warmup_steps) / max(1, total - c.warmup_steps))
     shape = 1 - done if c.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
     return c.learning_rate * (c.min_lr_ratio + (1 - c.min_lr_ratio) * shape)
+
+
+class _Rows(NamedTuple):
+    """How many rows there are, their distinct tokens (what a group begins with counts once), and those of the largest
+    group.
+    """
+
+    rows: int
+    distinct: int = 0
+    group: int = 0
 
 
 class StepAbandonedError(Exception):
@@ -147,8 +157,8 @@ class Learner:
         Raises:
             RunError: the GPU's memory did not suffice.
         """
-        plan, count = self._plan(rows)
-        if not count:
+        plan, there = self._plan(rows)
+        if not there.rows:
             return []
         self.wake(state=False)
         model = policy or self.policy
@@ -184,8 +194,8 @@ class Learner:
             RunError: the GPU's memory did not suffice.
         """
         active = [row for row in rows if row.advantage != 0 or self.config.algorithm.kl_coef > 0]
-        plan, count = self._plan(active)
-        if not count:
+        plan, there = self._plan(active)
+        if not there.rows:
             return StepStats({"lr": self._rate(), "grad_norm": 0.0, "micro_batches": 0.0, "trained_tokens": 0.0}, False)
         began = time.perf_counter()
         self.wake()
@@ -238,7 +248,7 @@ class Learner:
                 "lr": rate,
                 "micro_batches": float(len(batches)),
                 "behave_ratio_max_dev": deviation,
-                "trained_rows": float(count),
+                "trained_rows": float(there.rows),
             },
             finite,
             Work(
@@ -249,6 +259,8 @@ class Learner:
                 int(of_rows[0]),
                 self.flops.training(*of_rows),
                 int(retries),
+                there.distinct,
+                there.group,
             ),
         )
 
@@ -260,17 +272,21 @@ class Learner:
     def _rate(self) -> float:
         return learning_rate(self.optimizer_steps, self.total_optimizer_steps, self.config)
 
-    def _plan(self, rows: list[Row]) -> tuple[Plan, int]:
-        """Who computes which of rank 0's rows, known there only, and on every rank how many rows there are.
+    def _plan(self, rows: list[Row]) -> tuple[Plan, _Rows]:
+        """Who computes which of rank 0's rows, known there only, and on every rank what rows there are.
 
         Rows that share a prefix stay together and cost it once.
         """
         plan: Plan = []
+        found = _Rows(len(rows))
         if self.world.is_main and rows:
             groups = prefix_groups(rows, self.shares_prefixes)
             lengths = [row.num_tokens for row in rows]
             plan = share_out(groups, lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
-        return plan, self.world.broadcast(len(rows))
+            tokens = [group.distinct(lengths) for group in groups]
+            largest = max((n for n, group in zip(tokens, groups, strict=True) if group.prefix), default=0)
+            found = _Rows(len(rows), sum(tokens), largest)
+        return plan, self.world.broadcast(found)
 
     def _pack(self, rows: list[Row]) -> PackedBatch:
         return pack(rows, self.world.device, self.shares_prefixes, self.world.tensor_size)

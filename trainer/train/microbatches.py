@@ -45,6 +45,10 @@ class PrefixGroup:
     prefix: int
     rows: tuple[tuple[int, ...], ...]
 
+    def distinct(self, lengths: Sequence[int]) -> int:
+        """Tokens, the prefix once. lengths: of every row, by its number."""
+        return self.prefix + sum(lengths[same[0]] - self.prefix for same in self.rows)
+
 
 @contextmanager
 def without_gc() -> Iterator[None]:
@@ -150,9 +154,8 @@ class Part(NamedTuple):
 
 def _cost(group: PrefixGroup, lengths: Sequence[int]) -> int:
     """Tokens of its budget that a group uses: its distinct tokens, or its keys over KEYS_PER_TOKEN if that is more."""
-    whole = [lengths[same[0]] for same in group.rows]
-    distinct = group.prefix + sum(whole) - group.prefix * len(whole)
-    return max(distinct, -(-(sum(whole) + group.prefix) // KEYS_PER_TOKEN))
+    keys = sum(lengths[same[0]] for same in group.rows) + group.prefix
+    return max(group.distinct(lengths), -(-keys // KEYS_PER_TOKEN))
 
 
 def _split(whole: Part, lengths: Sequence[int], limit: int) -> list[Part]:

@@ -14,7 +14,6 @@ from clusterkit.common.text_plot import duration
 from clusterkit.runs.diagnose.changes import Context, propose
 from clusterkit.runs.diagnose.model import Cause, Evidence, Rule
 from clusterkit.runs.log.metrics import History, number
-from trainer.config_agents import MemagentConfig
 
 SOURCE = "metrics.jsonl"
 RECENT = 5
@@ -38,17 +37,6 @@ LOOPING_ATTEMPTS = 3
 REWARDS = ("task_reward", "final_reward", "rollout/reward")
 LOSSES = ("actor_loss", "loss", "grad_norm", "ppo_approx_kl", "importance_weight", "advantage")
 """Numbers that must be finite."""
-MOST_JUDGE_SHARE = 0.1
-FORGOTTEN_SHARE = 0.2
-"""Of the prompt tokens: computed again although an earlier prompt began with them."""
-LITTLE_SHARED = 0.5
-"""Of the prompt tokens: with the section before the memory three quarters and more are equal."""
-AHEAD = {
-    2: "one batch is scored while the next is sampled and the last is learned from",
-    4: "with more under way sampling keeps ahead: of a batch that comes late the scores are waited for, too",
-}
-"""Values of rollout.max_staleness that let a judge work beside sampling and training, and why."""
-
 LOWER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr", by=0.3, why="smaller steps")
 HIGHER_RATE = Rule("times", key="train.learning_rate", areal="actor.optimizer.lr", by=3.0, why="larger steps")
 FEWER_STEPS = Rule("halve", key="train.minibatches", areal="ppo.ppo_n_minibatches", least=1, why="nearer to on-policy")
@@ -59,12 +47,6 @@ Check = Callable[[History, Context], Cause | None]
 def check_numbers(history: History, context: Context) -> list[Cause]:
     """Return the findings of all checks, the worst first."""
     findings = (check(history, context) for check in CHECKS)
-    return [finding for finding in findings if finding is not None]
-
-
-def check_speed(history: History, context: Context) -> list[Cause]:
-    """Return what makes a run slower than necessary; this never explains why a run ended."""
-    findings = (judge_wait(history, context), read_again(history, context))
     return [finding for finding in findings if finding is not None]
 
 
@@ -81,7 +63,7 @@ def nan_loss(history: History, context: Context) -> Cause | None:
                 "A reward is not a number",
                 "The reward function or the verifier gave NaN or an infinite number, and the loss follows from it. "
                 "Weights after the first such step cannot be trusted unless the optimizer skipped it.",
-                evidence=(_at(step, _values(stats, [*rewards, *losses])),),
+                evidence=(evidence_at(step, _values(stats, [*rewards, *losses])),),
                 advice=(
                     "have the reward function give 0 (or leave the task out) where it has no result: a division by 0, "
                     "the logarithm of 0, a mean of nothing",
@@ -99,7 +81,7 @@ def nan_loss(history: History, context: Context) -> Cause | None:
                 "The loss or its gradient is not a number",
                 "The learning rate is too high, half precision overflowed, or a checkpoint is damaged. Weights after "
                 "the first such step cannot be trusted unless the optimizer skipped it.",
-                evidence=(_at(step, _values(stats, losses) if losses else f"skipped_steps={skipped:g}"),),
+                evidence=(evidence_at(step, _values(stats, losses) if losses else f"skipped_steps={skipped:g}"),),
                 changes=propose(rules, context),
                 advice=("begin anew from the last good checkpoint: model.path=CHECKPOINT trial_name=NEW",),
             )
@@ -108,7 +90,7 @@ def nan_loss(history: History, context: Context) -> Cause | None:
 
 def reward_lowest(history: History, context: Context) -> Cause | None:
     """Find a reward that stays at its lowest value: every answer is wrong."""
-    rewards = _finite(history, "task_reward")[-LOWEST_STEPS:]
+    rewards = finite(history, "task_reward")[-LOWEST_STEPS:]
     if len(rewards) < LOWEST_STEPS or len(set(rewards)) > 1 or rewards[0] > 0:
         return None
     last = history.steps[-1].get("stats") or {}
@@ -128,7 +110,7 @@ def reward_lowest(history: History, context: Context) -> Cause | None:
         "reward-lowest",
         f"The reward is {rewards[-1]:g} in every one of the last {len(rewards)} steps",
         cause,
-        evidence=(_at(history.steps[-1], f"task_reward={rewards[-1]:g}, no_eos_ratio={truncated:.2f}"),),
+        evidence=(evidence_at(history.steps[-1], f"task_reward={rewards[-1]:g}, no_eos_ratio={truncated:.2f}"),),
         changes=propose(rules, context),
         advice=(
             "read an answer beside the expected one: clusterkit trace --full (the texts of all: "
@@ -144,7 +126,7 @@ def reward_lowest(history: History, context: Context) -> Cause | None:
 
 def reward_flat(history: History, context: Context) -> Cause | None:
     """Find a reward that does not rise over many steps, though it could."""
-    rewards = _finite(history, "task_reward")
+    rewards = finite(history, "task_reward")
     if len(rewards) < FLAT_STEPS:
         return None
     third = len(rewards) // 3
@@ -179,7 +161,7 @@ def reward_flat(history: History, context: Context) -> Cause | None:
         f"The reward has not risen in {len(rewards)} steps",
         cause,
         evidence=(
-            _at(
+            evidence_at(
                 history.steps[-1],
                 f"first third {fmean(first):.4f}, last third {fmean(last):.4f}, a rise of {rise:+.4f} (95 %: {span})",
             ),
@@ -190,7 +172,7 @@ def reward_flat(history: History, context: Context) -> Cause | None:
 
 def entropy_collapse(history: History, context: Context) -> Cause | None:
     """Find a policy that always answers the same before it has learned the task."""
-    entropies, rewards = _finite(history, "entropy"), _finite(history, "task_reward")
+    entropies, rewards = finite(history, "entropy"), finite(history, "task_reward")
     if len(entropies) < 3 * RECENT or len(rewards) < 3 * RECENT:
         return None
     first, last = fmean(entropies[:RECENT]), fmean(entropies[-RECENT:])
@@ -209,7 +191,9 @@ def entropy_collapse(history: History, context: Context) -> Cause | None:
         "It has narrowed to few answers before the task was learned; samples of a group no longer differ, so "
         "nothing more is learned.",
         evidence=(
-            _at(history.steps[-1], f"entropy {first:.4g} → {last:.4g}, task_reward {fmean(rewards[-RECENT:]):.3f}"),
+            evidence_at(
+                history.steps[-1], f"entropy {first:.4g} → {last:.4g}, task_reward {fmean(rewards[-RECENT:]):.3f}"
+            ),
         ),
         changes=propose(rules, context),
         advice=("begin anew from a checkpoint before it fell: model.path=CHECKPOINT trial_name=NEW",),
@@ -218,8 +202,8 @@ def entropy_collapse(history: History, context: Context) -> Cause | None:
 
 def ratio_drift(history: History, context: Context) -> Cause | None:
     """Find a policy that is too far from the one that sampled."""
-    clipped = _finite(history, "actor_clip_ratio")[-RECENT:]
-    ratios = _finite(history, "importance_weight")[-RECENT:]
+    clipped = finite(history, "actor_clip_ratio")[-RECENT:]
+    ratios = finite(history, "importance_weight")[-RECENT:]
     low, high = RATIO_RANGE
     bad_ratio = bool(ratios) and not low <= fmean(ratios) <= high
     if not bad_ratio and not (clipped and fmean(clipped) > MOST_CLIPPED):
@@ -233,14 +217,14 @@ def ratio_drift(history: History, context: Context) -> Cause | None:
         "Updates are far off the policy that sampled",
         "Too many optimizer steps per batch, too high a learning rate, or log-probs of another temperature or of "
         "old weights.",
-        evidence=(_at(history.steps[-1], ", ".join(text for text in shown if text)),),
+        evidence=(evidence_at(history.steps[-1], ", ".join(text for text in shown if text)),),
         changes=propose((FEWER_STEPS, LOWER_RATE), context),
     )
 
 
 def mismatch(history: History, context: Context) -> Cause | None:
     """Find log-probs of the engine that differ from the trainer's."""
-    values = _finite(history, "mismatch_kl")[-RECENT:]
+    values = finite(history, "mismatch_kl")[-RECENT:]
     if not values or fmean(values) <= MOST_MISMATCH_KL:
         return None
     rules = (
@@ -257,14 +241,16 @@ def mismatch(history: History, context: Context) -> Cause | None:
         "mismatch",
         "The engine's log-probs differ from the trainer's",
         "Precision or kernels differ, the engine serves old weights, or its prefix cache is older than the weights.",
-        evidence=(_at(history.steps[-1], f"mismatch_kl {fmean(values):.3g}, normal is below {MOST_MISMATCH_KL}"),),
+        evidence=(
+            evidence_at(history.steps[-1], f"mismatch_kl {fmean(values):.3g}, normal is below {MOST_MISMATCH_KL}"),
+        ),
         changes=propose(rules, context),
     )
 
 
 def failed_trajectories(history: History, context: Context) -> Cause | None:
     """Find many trajectories that end in an error."""
-    failed = _finite(history, "failed_trajectories")[-RECENT:]
+    failed = finite(history, "failed_trajectories")[-RECENT:]
     total = context.config.rollout.batch_size * context.config.rollout.group_size if context.config else 0
     if not failed or not total or fmean(failed) / total <= MOST_FAILED:
         return None
@@ -272,7 +258,7 @@ def failed_trajectories(history: History, context: Context) -> Cause | None:
         "failed-trajectories",
         f"{fmean(failed) / total:.0%} of the trajectories fail",
         "An engine or a verifier answers with errors; failed trajectories count as wrong.",
-        evidence=(_at(history.steps[-1], f"failed_trajectories {fmean(failed):.0f} of {total}"),),
+        evidence=(evidence_at(history.steps[-1], f"failed_trajectories {fmean(failed):.0f} of {total}"),),
         advice=("the reasons are in main.log: grep 'trajectory .* failed'",),
     )
 
@@ -301,7 +287,7 @@ def stale_recover(history: History, context: Context) -> Cause | None:
         "stale-recover",
         f"The last recover checkpoint is {duration(age)} older than the last step",
         cause,
-        evidence=(_at(history.steps[-1], f"last recover checkpoint: {at}"),),
+        evidence=(evidence_at(history.steps[-1], f"last recover checkpoint: {at}"),),
         changes=propose(rules, context),
         advice=("df -h of the fileroot; main.log has the reason of a save that failed",),
     )
@@ -324,73 +310,6 @@ def restart_loop(history: History, context: Context) -> Cause | None:  # noqa: A
     )
 
 
-def judge_wait(history: History, context: Context) -> Cause | None:
-    """Find a trainer that waits for nothing but the judge."""
-    shares = _finite(history, "judge_share")[-RECENT:]
-    if len(shares) < RECENT or fmean(shares) <= MOST_JUDGE_SHARE:
-        return None
-    rules = [Rule("double", key="judge.concurrency", most=512, why="servers answer many requests at a time")]
-    if context.config is not None:
-        now = context.config.rollout.max_staleness
-        more = [Rule("to", key="rollout.max_staleness", to=to, why=why) for to, why in AHEAD.items() if to > now]
-        rules = more[:1] + rules
-    return Cause(
-        "judge-wait",
-        f"The trainer waits for the judge, and for nothing else, in {fmean(shares):.0%} of its time",
-        "The judge answers more slowly than the policy is sampled and trained, or nothing goes on beside its answers.",
-        evidence=(_at(history.steps[-1], f"judge_share {fmean(shares):.3f} over {len(shares)} steps"),),
-        changes=propose(tuple(rules), context),
-        advice=("another judge server, of which there may be any number: clusterkit serve judge",),
-    )
-
-
-def read_again(history: History, context: Context) -> Cause | None:
-    """Find prompt tokens of a group that are computed again although other prompts begin with them."""
-    cached, possible = (_finite(history, name)[-RECENT:] for name in ("cached_share", "shareable_share"))
-    if len(cached) < RECENT or len(possible) < RECENT or context.config is None:
-        return None
-    share, most, rollout = fmean(cached), fmean(possible), context.config.rollout
-    if context.config.engine == "embedded" and rollout.share_prefixes:
-        return None  # what it reads again takes less than another pass would
-    advice: tuple[str, ...] = ()
-    if most - share > FORGOTTEN_SHARE:
-        title = f"{most - share:.0%} of the prompt tokens are read again that an earlier prompt began with"
-        cause = (
-            "Prompts of a group are sent together and all miss the cache, or it is too small to keep what they share."
-        )
-        rules = [Rule("to", key="rollout.share_prefixes", to=True, why="the first prompt is read before the others")]
-        if rollout.share_prefixes:
-            rules = [Rule("more", key="rollout.gpu_memory_fraction", by=0.05, most=0.9, why="room in the cache")]
-            advice = ("prompts of a group under way at a time need room together: servers.count, rollout.max_running",)
-    elif (
-        most < LITTLE_SHARED
-        and isinstance(agent := context.config.agent, MemagentConfig)
-        and not agent.shares_sections
-        and rollout.group_size > 1
-    ):
-        title = f"Only {most:.0%} of the prompt tokens can be shared: the memory stands before the section"
-        cause = (
-            "All trajectories of a group read the same section, but behind memories that differ. With the section "
-            "first it is read once for all of them. Another order of the prompt is another policy, so of a new run; a "
-            "small one remembered less far beyond its trained length (docs/prefix-sharing.md), so compare both."
-        )
-        if not agent.repeat_problem:
-            advice = ("agent.repeat_problem=true with it: the small one lost half as much then",)
-        rules = [Rule("to", key="agent.prompt_order", to="section_first", why="a group shares its sections")]
-        if agent.wording:
-            advice, rules = ("{section} before {memory} in agent.template_file, for a new run",), []
-    else:
-        return None
-    return Cause(
-        "read-again",
-        title,
-        cause,
-        evidence=(_at(history.steps[-1], f"cached_share {share:.3f}, shareable_share {most:.3f}"),),
-        changes=propose(tuple(rules), context),
-        advice=advice,
-    )
-
-
 CHECKS: tuple[Check, ...] = (
     nan_loss,
     reward_lowest,
@@ -410,7 +329,7 @@ def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _finite(history: History, name: str) -> list[float]:
+def finite(history: History, name: str) -> list[float]:
     """Return the finite values of a number over the steps; `nan_loss` reports the others."""
     return [value for value in history.stat(name) if math.isfinite(value)]
 
@@ -421,10 +340,11 @@ def _values(stats: dict[str, Any], keys: list[str]) -> str:
 
 def _idle_groups(history: History, context: Context) -> float | None:
     """Return the share of groups whose rewards are all equal, over the recent steps."""
-    counts = _finite(history, "zero_variance_groups")[-RECENT:]
+    counts = finite(history, "zero_variance_groups")[-RECENT:]
     batch = context.config.rollout.batch_size if context.config else 0
     return fmean(counts) / batch if counts and batch else None
 
 
-def _at(step: dict[str, Any], text: str) -> Evidence:
+def evidence_at(step: dict[str, Any], text: str) -> Evidence:
+    """Return what a step's numbers say as evidence."""
     return Evidence(SOURCE, 0, f"step {step.get('global_step', '?')}: {text}")

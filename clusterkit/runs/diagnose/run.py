@@ -19,7 +19,7 @@ from clusterkit.config.fields import fields, setting_text
 from clusterkit.config.resolve import resolve
 from clusterkit.runs.diagnose.applied import read_applied
 from clusterkit.runs.diagnose.changes import Context, propose
-from clusterkit.runs.diagnose.checks import check_numbers, check_speed
+from clusterkit.runs.diagnose.checks import check_numbers
 from clusterkit.runs.diagnose.details import disk_details, memory_details
 from clusterkit.runs.diagnose.logged_settings import LoggedSettings
 from clusterkit.runs.diagnose.model import BAD, Cause, Change, Evidence, Hit
@@ -32,6 +32,7 @@ from clusterkit.runs.diagnose.scan import (
     shift_lines,
 )
 from clusterkit.runs.diagnose.signatures import SIGNATURES
+from clusterkit.runs.diagnose.speed import check_speed
 from clusterkit.runs.diagnose.stall import stall_cause
 from clusterkit.runs.directory import RunDirectory
 from clusterkit.runs.log.metrics import History, number
