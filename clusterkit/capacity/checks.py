@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterkit.capacity import timing
+from clusterkit.capacity.expected import lengths_of, turns_of
 from clusterkit.capacity.memory import (
     GIB,
     RELEASED,
@@ -16,6 +17,7 @@ from clusterkit.capacity.memory import (
 )
 from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, longest_sequence, remote_plan, template_tokens
 from clusterkit.capacity.shapes import ModelShape, shape_named
+from clusterkit.capacity.sharing import computed_tokens, training_ranks
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level
 from clusterkit.common.text_plot import duration
@@ -32,6 +34,8 @@ FEW_SEQUENCES = 8
 """With room for fewer sequences of full length, a server wastes most of its GPU."""
 SMALL_CHUNK = 1024
 """A chunk of log-probs that needs little memory and costs hardly any speed."""
+SELDOM_AGAIN = 1.05
+"""What training computes, over what it would with larger micro-batches, that is not worth a word."""
 USUAL_STORAGE, USUAL_SHARED_STORAGE = 10**12, 10**13
 """Bytes of storage that AReaL's tutorial asks for: on a single host, and shared by several."""
 FULL_JUDGE = 0.7
@@ -94,10 +98,7 @@ def check_tokens(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
 def check_batch(config: RunConfig) -> list[Finding]:
     """Check that the trajectories of a minibatch divide into the training ranks."""
     rollout, minibatches = config.rollout, config.train.minibatches
-    allocation = config.allocation
-    # GPUs that share a sequence (t, c) work on the same trajectories.
-    layout = allocation.training.layout if allocation and allocation.training else None
-    ranks = layout.data * layout.pipeline if layout else config.train.ranks
+    ranks = training_ranks(config)
     trajectories = rollout.batch_size * rollout.group_size // minibatches
     text = (
         f"{rollout.batch_size} tasks x {rollout.group_size} = {rollout.batch_size * rollout.group_size} trajectories, "
@@ -111,6 +112,36 @@ def check_batch(config: RunConfig) -> list[Finding]:
         return [_warn("batch", message, "choose training GPUs that divide it")]
     each = f", {trajectories // ranks} per training rank" if ranks > 1 else ""
     return [_ok("batch", text + each)]
+
+
+def check_prefixes(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -> list[Finding]:
+    """Report what training computes of the rows, and whether a micro-batch has room for those that begin alike."""
+    allocation = config.allocation
+    if allocation is None or allocation.training is None or config.trainer.type != "grpo":
+        return []
+    length = lengths_of(config)[1]
+    tokens = computed_tokens(config, turns_of(config, length))
+    largest = computed_tokens(config, turns_of(config, 1.0)).group
+    if not largest:
+        return []
+    now, room = config.train.max_tokens_per_mb, -(-largest // 1024) * 1024
+    once = f"one token of {tokens.whole / tokens.computed:.1f}"
+    told = f"rows of a group that begin alike have up to {largest} tokens, what they share counted once"
+    better = computed_tokens(config, turns_of(config, length), max(now, room)).computed
+    if tokens.computed < SELDOM_AGAIN * better:
+        return [_ok("prefixes", f"{told}; training computes {once}")]
+    message = f"{told}, and a micro-batch {now}: training computes {once} in place of {tokens.whole / better:.1f}"
+    fix, changed = (
+        f"train.max_tokens_per_mb={room}",
+        {"train": config.train.model_copy(update={"max_tokens_per_mb": room})},
+    )
+    if shape is not None:
+        usage = training_usage(config.model_copy(update=changed), shape, allocation.training.layout)
+        needed = usage.total + (RELEASED if allocation.colocated else 0)
+        if needed > (1 - ROOM) * gpu_memory:
+            return [_ok("prefixes", f"{message}; with room for them it needs {_gib(needed)} of a GPU, too much")]
+        fix += f" ({_gib(needed)} of a training GPU)"
+    return [_warn("prefixes", message, fix)]
 
 
 def check_data(config: RunConfig) -> list[Finding]:

@@ -16,6 +16,7 @@ from clusterkit.capacity.memory import GIB, cache_of, reported_gib, resting_byte
 from clusterkit.capacity.plan import QUESTION_TOKENS, remote_plan, template_tokens
 from clusterkit.capacity.shapes import SHAPES, ModelShape, shape_of
 from clusterkit.capacity.shards import between_hosts
+from clusterkit.capacity.sharing import Computed, Turn, computed_tokens
 from clusterkit.capacity.speed import (
     ADAPTED,
     CONTROLLER,
@@ -114,7 +115,7 @@ def expected_steps(
     shape, allocation = shape_of(config), config.allocation
     if shape is None or allocation is None or why_unknown(config):
         return []
-    lengths = lengths or _lengths(config)
+    lengths = lengths or lengths_of(config)
     kinds = [GPUS[name] for name in gpus]
     kinds = [replace(kind, memory_gib=min(kind.memory_gib, memory_gib or kind.memory_gib)) for kind in kinds]
     return [_Step(config, shape, allocation, kind, lengths).expected() for kind in kinds]
@@ -129,7 +130,7 @@ def why_unknown(config: RunConfig) -> str:
         return f"the shape of {config.model.path} is not known here: name a folder that has its config.json"
     if shape.parameters < LEAST_PARAMETERS:
         return "a model as small as this is bound by other things than the GPU's speed"
-    if config.trainer.type != "grpo" or not _turns(config, 1.0):
+    if config.trainer.type != "grpo" or not turns_of(config, 1.0):
         return "how many turns a trajectory has, and how long they are, only the texts say"
     return ""
 
@@ -139,7 +140,7 @@ def controller_seconds(config: RunConfig, length: float) -> float:
 
     length: mean of responses, over their limit.
     """
-    turns = _turns(config, length)
+    turns = turns_of(config, length)
     each = CONTROLLER.request_seconds * len(turns) + CONTROLLER.token_seconds * sum(turn[2] for turn in turns)
     return config.rollout.batch_size * config.rollout.group_size * each
 
@@ -150,7 +151,7 @@ def controller_share(config: RunConfig) -> float:
     steps = expected_steps(config.model_copy(update={"rollout": many}), [MEASURED_ON])
     if not steps or "sampling" not in steps[0].parts:
         return 0.0
-    return controller_seconds(config, _lengths(config)[0]) / steps[0].parts["sampling"].low
+    return controller_seconds(config, lengths_of(config)[0]) / steps[0].parts["sampling"].low
 
 
 def controllers_wanted(config: RunConfig) -> int:
@@ -162,7 +163,8 @@ def controllers_wanted(config: RunConfig) -> int:
     return needed if needed > 1 and config.rollout.controllers < needed else 0
 
 
-def _lengths(config: RunConfig) -> tuple[float, float]:
+def lengths_of(config: RunConfig) -> tuple[float, float]:
+    """Return the mean length of responses over their limit, at both ends of the range."""
     return MEMORIES if isinstance(config.agent, ChunksAgentConfig) else ANSWERS
 
 
@@ -203,7 +205,7 @@ class _Step:
         """
         assert self.allocation.rollout is not None
         config, rollout, layout = self.config, self.config.rollout, self.allocation.rollout.layout
-        turns, each = _turns(config, self.lengths[case]), float(layout.per_replica)
+        turns, each = turns_of(config, self.lengths[case]), float(layout.per_replica)
         if layout.per_replica > 1:
             each *= TENSOR_SHARE[case]
         count = max(1.0, rollout.batch_size * rollout.group_size / layout.data)
@@ -218,26 +220,21 @@ class _Step:
             weights, cached = decode_seconds(self.shape, self.gpu, prompt + response / 2, each, case, step)
             seconds += response * count / at_once * (weights + at_once * cached)
         # The sum of a trajectory's responses, two standard deviations over the mean if lengths are exponential.
-        mean, limit = (sum(turn[2] for turn in _turns(config, length)) for length in (self.lengths[case], 1.0))
+        mean, limit = (sum(turn[2] for turn in turns_of(config, length)) for length in (self.lengths[case], 1.0))
         weights, cached = decode_seconds(self.shape, self.gpu, max(p + r for p, _, r in turns), each, case, step)
         seconds += min(limit - mean, 2 * mean / math.sqrt(len(turns))) * (weights + cached)
         return max(seconds, controller_seconds(config, self.lengths[case]) / max(1, rollout.controllers))
 
-    def _tokens(self, case: int) -> tuple[float, float]:
-        """Return the tokens of a step's rows, each whole, and those that training computes."""
-        turns, rollout = _turns(self.config, self.lengths[case]), self.config.rollout
-        rows = rollout.batch_size * rollout.group_size
-        shared = 1 - 1 / rollout.group_size if self.config.train.share_prefixes else 0.0
-        whole = rows * sum(prompt + response for prompt, _, response in turns)
-        return whole, whole - rows * shared * sum(common for _, common, _ in turns)
+    def _tokens(self, case: int) -> Computed:
+        return computed_tokens(self.config, turns_of(self.config, self.lengths[case]))
 
     def _training(self, case: int) -> float:
         """Seconds of a step's forward and backward passes, of other passes, and of the network between hosts."""
         assert self.allocation.training is not None
         config, shape, layout = self.config, self.shape, self.allocation.training.layout
-        turns, rollout, train = _turns(config, self.lengths[case]), config.rollout, config.train
+        turns, rollout, train = turns_of(config, self.lengths[case]), config.rollout, config.train
         rows, ranks = rollout.batch_size * rollout.group_size, layout.gpus
-        _, computed = self._tokens(case)
+        computed = self._tokens(case).waited_for
         sampled = rows * sum(response for _, _, response in turns)
         context = max(prompt + response for prompt, _, response in turns) / 2
         forward = computed * forward_flops(shape, context) + 2 * sampled * shape.vocabulary * shape.hidden
@@ -287,23 +284,21 @@ class _Step:
             )
         if training is not None and training.gpus > MOST_MEASURED:
             found.append(f"training on more than {MOST_MEASURED} GPUs")
-        whole, computed = self._tokens(0)
-        if whole > MOST_SHARED * computed:
-            found.append(f"one token of {whole / computed:.1f} computed in training (of {MOST_SHARED:g} measured)")
+        tokens = self._tokens(0)
+        if (once := tokens.whole / tokens.computed) > MOST_SHARED:
+            found.append(f"one token of {once:.1f} computed in training (of {MOST_SHARED:g} measured)")
         if self.config.n_nodes > 1:
             found.append(f"several hosts with {NETWORK[self.gpu.name] * 8 / 1e9:.0f} Gbit/s for every GPU")
         return found
 
 
-def _turns(config: RunConfig, share: float) -> list[tuple[float, float, float]]:
-    """Return, for each turn of a trajectory, the tokens of its prompt, those with which the prompts of its group begin
-    alike, and those of its response, which is `share` of its limit long. Nothing where the texts decide.
-    """
+def turns_of(config: RunConfig, share: float) -> list[Turn]:
+    """Return the turns of a trajectory whose responses are `share` of their limit long; none where the texts decide."""
     agent, task = config.agent, config.task
     told = agent.max_question_tokens if isinstance(agent, QuestionAgentConfig) else 0
     question = QUESTION_TOKENS.get(task.name, told)
     if isinstance(agent, SingleTurnConfig):
-        return [(question, question, share * agent.max_final_tokens)]
+        return [Turn(question, question, share * agent.max_final_tokens)]
     chunks = remote_plan(config).chunks
     if not isinstance(agent, OverwritingAgentConfig) or not chunks:
         return []
@@ -311,6 +306,7 @@ def _turns(config: RunConfig, share: float) -> list[tuple[float, float, float]]:
     section = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
     read = fixed + min(section, agent.chunk_tokens)
     updates = [
-        (read + memory, read if agent.shares_sections or not turn else fixed, memory) for turn in range(round(chunks))
+        Turn(read + memory, read if agent.shares_sections or not turn else fixed, memory)
+        for turn in range(round(chunks))
     ]
-    return [*updates, (fixed + memory, fixed, share * agent.max_final_tokens)]
+    return [*updates, Turn(fixed + memory, fixed, share * agent.max_final_tokens)]

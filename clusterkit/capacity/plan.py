@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterkit.capacity import timing
+from clusterkit.capacity.sharing import Turn, computed_tokens
 from clusterkit.common.text_plot import count, duration, gpus
 from clusterkit.runs.holder import holder_of
 from clusterkit.runs.log.metrics import History, number
@@ -184,18 +185,22 @@ class RunPlan:
 
         The prompts of a first turn are equal. Those of later turns share the section where it stands before the memory.
         """
-        task, agent, rollout = self.config.task, self.config.agent, self.config.rollout
-        if not self.config.train.share_prefixes or self.config.trainer.type != "grpo":
+        if self.config.trainer.type != "grpo":
             return self.tokens_per_step
-        saved_rows = rollout.batch_size * (rollout.group_size - 1)
+        tokens = computed_tokens(self.config, self._sharing_turns())
+        return round(self.tokens_per_step - (tokens.whole - tokens.computed))
+
+    def _sharing_turns(self) -> list[Turn]:
+        """Turns whose rows begin alike within a group."""
+        task, agent = self.config.task, self.config.agent
         if not isinstance(agent, ChunksAgentConfig):
-            return self.tokens_per_step - saved_rows * self._question_tokens
+            return [Turn(self._question_tokens, self._question_tokens, agent.max_final_tokens)]
         if not isinstance(agent, OverwritingAgentConfig):
-            return self.tokens_per_step
+            return []
         chunk = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
         prefix = template_tokens(agent) + self._question_tokens + min(chunk, agent.chunk_tokens)
-        turns = self.chunks if agent.shares_sections else min(self.chunks, 1)
-        return round(self.tokens_per_step - saved_rows * turns * prefix)
+        turns = round(self.chunks) if agent.shares_sections else min(round(self.chunks), 1)
+        return [Turn(prefix + agent.max_memory_tokens, prefix, agent.max_memory_tokens)] * turns
 
     @property
     def _question_tokens(self) -> int:

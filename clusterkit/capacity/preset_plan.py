@@ -213,6 +213,7 @@ def plan_preset(
         *checks.check_gpus(config, shape),
         *checks.check_tokens(config, shape),
         *checks.check_batch(config),
+        *checks.check_prefixes(config, shape, memory),
         *checks.check_data(config),
         *checks.check_memory(config, shape, memory),
         *check_shards(config, shape, memory),
