@@ -125,6 +125,7 @@ def parts(model: str, data: str, flags: str, cpu: bool, small: bool = False) -> 
     in_turns += ("--orders", "section_first", "paper", "--sharing", "on", "off", "--steps", "2", "--tokens")
     sixteen = ("--group", "16", "--documents", "2")
     wide = ("--shape", "7B", "--layers", "6", "--workload", "memagent")
+    twelve = ("--shape", "7B", "--layers", "12", "--keep-activations", "full", "--workload", "memagent")
     rows = ("prefixes.py", *wide)
     deep = ("prefixes.py", "--shape", "7B", "--layers", "22", "--checkpointing", "full", "--workload", "memagent")
     turn = ("--groups", "1", "--rows", "16", "--prefix", "5150", "--own", "2070", "--heads", "28", "--kv-heads", "4")
@@ -144,7 +145,7 @@ def parts(model: str, data: str, flags: str, cpu: bool, small: bool = False) -> 
         Part("orders-step", (*in_turns, "24576", "--memory", "0.3"), 500, 780),
         Part("prefixes-exact", (*exact, "--orders", "section_first", "paper"), 100, 240),
         Part("memagent-rows", (*rows, "--documents", "1", "--seconds", "4", "--tokens", "40960"), 150, 300),
-        Part("memagent-step", (*in_turns, "32768", *wide, *sixteen, "--memory", "0.25"), 500, 780),
+        Part("memagent-step", (*in_turns, "40960", *twelve, *sixteen, "--memory", "0.2"), 500, 900),
         Part("settings", (*sweep, "--only", "graphs", "page-64", "no-overlap", "lpm"), 250, 480),
         Part("memory-step-1gpu", ("memory_step.py", model, *limit, *served, *shared), 250, 400),
         Part("evaluation", (*scores, "--questions", "60", "--parts", "stream,bare,serial"), 700, 1300),

@@ -14,9 +14,9 @@ ended after --steps steps, or when --seconds, counted from the start of the scri
 shape the server takes 70 to 100 s and the first step, which compiles, 38 to 65 s.
 
 With --lora adapters of that rank are trained in place of all weights (docs/lora.md). With --workload memagent sections
-have 5,000 tokens and memories 1,024 (--group 16 is MemAgent's, and --shape 7B --layers 6 its width in as many layers as
-a GPU of 141 GB has room for). With --workload math a prompt is a short problem and a response has --response tokens,
-with nothing to share beyond the problem.
+have 5,000 tokens and memories 1,024 (--group 16 is MemAgent's, --shape 7B its width: --layers 12 have room on a GPU of
+141 GB with --keep-activations full --memory 0.2, and --tokens 40960 for a group's rows of a turn). With --workload math
+a prompt is a short problem and a response has --response tokens, with nothing to share beyond the problem.
 
 A case is a staleness, an order of the prompt (`agent.prompt_order`), whether shared prefixes are read and computed
 once (`train.share_prefixes`, `rollout.share_prefixes`), and how many servers share a broadcast of weights. Printed, a
