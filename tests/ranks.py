@@ -33,7 +33,7 @@ from trainer.rollout.sampler import EmbeddedSampler, shared_groups
 from trainer.schedule import Schedule
 from trainer.train import chunks
 from trainer.train.distributed import World, join_world, leave_world
-from trainer.train.learner import Learner
+from trainer.train.learner import Learner, RowCount
 from trainer.train.microbatches import LEAST_SHARED, share_out
 from trainer.train.model import copy_in
 from trainer.train.prefixes import prefix_groups
@@ -114,7 +114,7 @@ def held_by_all(one: Learner) -> Iterator[None]:
     def own(rows: list[Row], _: Plan, world: World) -> list[list[Row]]:
         return [[rows[i] for i in members] for members in plan(rows)[world.rank // world.tensor_size]]
 
-    one._plan = lambda rows: (plan(rows) if one.world.is_main else [], len(rows))
+    one._plan = lambda rows: (plan(rows) if one.world.is_main else [], RowCount(len(rows)))
     with mock.patch("trainer.train.learner.deal", own):
         yield
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.train.layout import PackedLayout
-from trainer.train.microbatches import PrefixGroup, first_fit_decreasing, share_out
+from trainer.train.microbatches import PrefixGroup, distinct_tokens, first_fit_decreasing, room_for, share_out
 from trainer.train.packing import pack
 from trainer.types import Row
 
@@ -129,9 +129,50 @@ def test_a_group_is_divided_among_ranks_in_few_parts_rather_than_in_rows_that_sh
 
     plan = share_out(groups, lengths, ranks, 40960)
 
-    # Rows of a group, by its number, in a micro-batch: its prefix counts once.
-    loads = [sum(prefix * len({row // 16 for row in batch}) + own * len(batch) for batch in rank) for rank in plan]
+    loads = distinct_tokens(plan, groups, lengths)
     assert sorted(row for rank in plan for batch in rank for row in batch) == list(range(16 * 48))
     even = 48 * (prefix + 16 * own) / ranks
     assert max(loads) <= 2 * even  # rows alone: 6.8 times
     assert sum(loads) <= 1.5 * 48 * (prefix + 16 * own)
+
+
+def test_one_large_group_is_divided_among_all_ranks() -> None:
+    """A long system prompt binds all rows of a step together."""
+    groups, lengths = [PrefixGroup(500, tuple((row,) for row in range(512)))], [1500] * 512
+
+    plan = share_out(groups, lengths, 128, 32768)
+
+    assert distinct_tokens(plan, groups, lengths) == [500 + 4 * 1000] * 128
+
+
+def test_ranks_are_balanced_by_tokens_where_keys_fill_a_micro_batch() -> None:
+    """Two groups of 16 rows with 50 tokens of their own: 8,800 tokens, and keys of 17,100."""
+    groups = [PrefixGroup(8000, tuple((16 * number + row,) for row in range(16))) for number in range(2)]
+    lengths = [8050] * 32
+
+    plan = share_out(groups, lengths, 3, 32768)
+
+    assert max(distinct_tokens(plan, groups, lengths)) <= 8800
+    assert room_for(groups[0], lengths) == (16 * 8050 + 8000) // 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 900), st.lists(st.integers(1, 300), min_size=1, max_size=20)), max_size=12),
+    st.integers(1, 16),
+    st.integers(200, 2000),
+)
+def test_every_row_is_computed_once_within_the_budget_and_ranks_have_as_many_micro_batches(
+    drawn: list[tuple[int, list[int]]], ranks: int, budget: int
+) -> None:
+    groups, lengths = [], []
+    for prefix, own in drawn:
+        groups.append(PrefixGroup(prefix, tuple((len(lengths) + row,) for row in range(len(own)))))
+        lengths += [prefix + length for length in own]
+
+    plan = share_out(groups, lengths, ranks, budget)
+
+    assert sorted(row for rank in plan for batch in rank for row in batch) == list(range(len(lengths)))
+    assert len({len(batches) for batches in plan}) == 1
+    for batch in (batch for rank in plan for batch in rank):
+        assert len(batch) < 2 or sum(distinct_tokens([[batch]], groups, lengths)) <= budget

@@ -198,6 +198,7 @@ def test_what_a_group_that_has_no_room_computes_again_is_told() -> None:
     )
 
     assert roomy.work.numbers(1, None)["train_repeated"] == 0.0
+    assert roomy.work.numbers(1, None)["train_group_tokens"] == 90.0
     assert tight.work.tokens == 140
     assert tight.work.numbers(1, None)["train_repeated"] == pytest.approx(50 / 140)
     assert tight.work.numbers(1, None)["train_group_tokens"] == 90.0

@@ -110,7 +110,8 @@ class Work:
     seconds: on the clock. tokens: computed (equal rows of a micro-batch once, a shared prefix once). flops: model FLOPs
     of these. peak_bytes: most GPU memory of any rank; 0 on a CPU. row_tokens, row_flops: of the rows, each whole.
     retries: times that PyTorch's allocator had to give cached memory back to make room, each step's on the rank with
-    most. distinct_tokens: of the rows, what those of a group begin with alike once. group_tokens: of the largest group.
+    most. repeated_tokens: computed again because a group has no room in one micro-batch. group_tokens: of a micro-batch
+    that has room for the largest group.
     """
 
     seconds: float = 0.0
@@ -120,7 +121,7 @@ class Work:
     row_tokens: int = 0
     row_flops: float = 0.0
     retries: int = 0
-    distinct_tokens: int = 0
+    repeated_tokens: int = 0
     group_tokens: int = 0
 
     def __add__(self, other: Work) -> Work:
@@ -132,7 +133,7 @@ class Work:
             self.row_tokens + other.row_tokens,
             self.row_flops + other.row_flops,
             self.retries + other.retries,
-            self.distinct_tokens + other.distinct_tokens,
+            self.repeated_tokens + other.repeated_tokens,
             max(self.group_tokens, other.group_tokens),
         )
 
@@ -140,10 +141,10 @@ class Work:
         """Numbers of a step's record; empty for no work.
 
         train_tokens_per_s: computed. train_row_tokens_per_s: of the rows that were learned from. train_shared: share of
-        the rows' tokens that did not have to be computed. train_repeated: share of the computed ones that were computed
-        before, as the beginning of a group that is divided among micro-batches or ranks. train_group_tokens: see
-        `group_tokens`. mfu and mfu_of_rows: of what was computed and of whole rows,
-        where the GPU's peak FLOP/s is known. gpu_memory_peak_gib, gpu_alloc_retries: on a GPU.
+        the rows' tokens that did not have to be computed. train_repeated (share of the computed tokens) and
+        train_group_tokens, where rows begin alike: see `repeated_tokens` and `group_tokens`. mfu and mfu_of_rows: of
+        what was computed and of whole rows, where the GPU's peak FLOP/s is known. gpu_memory_peak_gib,
+        gpu_alloc_retries: on a GPU.
         """
         if not self.seconds or not self.tokens:
             return {}
@@ -153,7 +154,7 @@ class Work:
             "train_shared": 1 - self.tokens / self.row_tokens,
         }
         if self.group_tokens:
-            found["train_repeated"] = max(0.0, 1 - self.distinct_tokens / self.tokens)
+            found["train_repeated"] = self.repeated_tokens / self.tokens
             found["train_group_tokens"] = float(self.group_tokens)
         if peak is not None:
             found["mfu"] = self.flops / self.seconds / ranks / peak

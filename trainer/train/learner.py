@@ -33,7 +33,7 @@ from trainer.train.layout import keeps_kernel
 from trainer.train.loading import fill
 from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.lora import base_digest
-from trainer.train.microbatches import share_out
+from trainer.train.microbatches import distinct_tokens, room_for, share_out
 from trainer.train.offload import HostRoom
 from trainer.train.packing import PackedBatch, pack
 from trainer.train.prefixes import prefix_groups
@@ -66,14 +66,14 @@ def learning_rate(step: int, total: int, config: RunConfig) -> float:
     return c.learning_rate * (c.min_lr_ratio + (1 - c.min_lr_ratio) * shape)
 
 
-class _Rows(NamedTuple):
-    """How many rows there are, their distinct tokens (what a group begins with counts once), and those of the largest
-    group.
+class RowCount(NamedTuple):
+    """How many rows there are, the tokens that are computed again because groups have no room in a micro-batch, and the
+    budget in which those that begin alike have.
     """
 
     rows: int
-    distinct: int = 0
-    group: int = 0
+    repeated: int = 0
+    room: int = 0
 
 
 class StepAbandonedError(Exception):
@@ -259,8 +259,8 @@ class Learner:
                 int(of_rows[0]),
                 self.flops.training(*of_rows),
                 int(retries),
-                there.distinct,
-                there.group,
+                there.repeated,
+                there.room,
             ),
         )
 
@@ -272,20 +272,25 @@ class Learner:
     def _rate(self) -> float:
         return learning_rate(self.optimizer_steps, self.total_optimizer_steps, self.config)
 
-    def _plan(self, rows: list[Row]) -> tuple[Plan, _Rows]:
+    def _plan(self, rows: list[Row]) -> tuple[Plan, RowCount]:
         """Who computes which of rank 0's rows, known there only, and on every rank what rows there are.
 
         Rows that share a prefix stay together and cost it once.
         """
         plan: Plan = []
-        found = _Rows(len(rows))
+        found = RowCount(len(rows))
         if self.world.is_main and rows:
             groups = prefix_groups(rows, self.shares_prefixes)
             lengths = [row.num_tokens for row in rows]
-            plan = share_out(groups, lengths, self.world.data_size, self.config.train.max_tokens_per_mb)
-            tokens = [group.distinct(lengths) for group in groups]
-            largest = max((n for n, group in zip(tokens, groups, strict=True) if group.prefix), default=0)
-            found = _Rows(len(rows), sum(tokens), largest)
+            ranks, budget = self.world.data_size, self.config.train.max_tokens_per_mb
+            plan = share_out(groups, lengths, ranks, budget)
+            room = max((room_for(group, lengths) for group in groups if group.prefix), default=0)
+            again = 0
+            if room > budget:
+                roomy = share_out(groups, lengths, ranks, room)
+                computed, least = (sum(distinct_tokens(made, groups, lengths)) for made in (plan, roomy))
+                again = max(0, computed - least)
+            found = RowCount(len(rows), again, room)
         return plan, self.world.broadcast(found)
 
     def _pack(self, rows: list[Row]) -> PackedBatch:

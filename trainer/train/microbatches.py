@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import heapq
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,13 +23,13 @@ KEYS_PER_TOKEN = 8
 each row that follows it, so they count once a row.
 """
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Into how many parts the costliest group is divided, tried in this order. More parts balance the ranks better, but
-repeat more prefixes.
+"""Into how many parts the largest group is divided, tried beside as many as there are ranks for it, and beside parts of
+the mean load over 1, 2, 4 and 8. Smaller parts balance the ranks better, but repeat more prefixes.
 """
-UNEQUAL = 1.1
-"""How much longer than their mean the parts of a group may be beyond its prefix: rows are not divided."""
 EVEN = 1.02
-"""Load of the busiest rank over the mean that is accepted without trying more parts."""
+"""Load of the busiest rank over the mean that is accepted without trying smaller parts. Smaller ones must gain as much:
+they may need more micro-batches.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,6 @@ class PrefixGroup:
 
     prefix: int
     rows: tuple[tuple[int, ...], ...]
-
-    def distinct(self, lengths: Sequence[int]) -> int:
-        """Tokens, the prefix once. lengths: of every row, by its number."""
-        return self.prefix + sum(lengths[same[0]] - self.prefix for same in self.rows)
 
 
 @contextmanager
@@ -98,20 +93,17 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     Returns:
         Row numbers as [rank][micro-batch][row].
     """
-    groups = [part for group in groups for part in _without_long(group, lengths, budget)]
-    fitting = (lengths[same[0]] for group in groups for same in group.rows if lengths[same[0]] <= budget)
-    longest = max(fitting, default=0)
-    whole = [Part(group, _cost(group, lengths)) for group in groups]
-    mean = -(-sum(part.cost for part in whole) // ranks)
+    whole = [_part(part, lengths) for group in groups for part in _without_long(group, lengths, budget)]
+    mean = -(-sum(part.tokens for part in whole) // ranks)
     best: tuple[int, list[list[Part]]] | None = None
-    for limit in _limits(whole, longest, budget)[: None if ranks > 1 else 1]:  # of one rank nothing is to be balanced
-        parts = [part for group in whole for part in _split(group, lengths, limit)]
-        costs = [part.cost for part in parts]
-        if best is not None and sum(costs) >= best[0] * ranks:
-            break  # still more parts repeat still more
-        shares = _balanced(parts, costs, ranks)
-        most = max(sum(part.cost for part in share) for share in shares)
-        if best is None or most < best[0]:
+    for limit in _limits(whole, lengths, ranks, budget):
+        parts = [part for group in whole for part in _split(group, lengths, limit, budget)]
+        tokens = [part.tokens for part in parts]
+        if best is not None and sum(tokens) >= best[0] * ranks:
+            break  # still smaller parts repeat still more
+        shares = _balanced(parts, tokens, ranks)
+        most = max(sum(part.tokens for part in share) for share in shares)
+        if best is None or EVEN * most < best[0]:
             best = most, shares
         if best[0] <= EVEN * mean:
             break
@@ -127,12 +119,33 @@ def share_out(groups: Sequence[PrefixGroup], lengths: Sequence[int], ranks: int,
     return [plan + [[] for _ in range(batches - len(plan))] for plan in plans]
 
 
-def _limits(groups: Sequence[Part], longest: int, budget: int) -> list[int]:
-    """Most that a part of a group may cost, as many as there are to try; the first divides no group that fits."""
-    group, cost = max(groups, key=lambda part: part.cost, default=Part(PrefixGroup(0, ()), 0))
-    beyond = cost - group.prefix
-    found = (group.prefix + math.ceil(UNEQUAL * beyond / parts) for parts in PARTS)
-    return list(dict.fromkeys(max(longest, min(budget, limit)) for limit in found))
+def distinct_tokens(
+    plan: Sequence[Sequence[Sequence[int]]], groups: Sequence[PrefixGroup], lengths: Sequence[int]
+) -> list[int]:
+    """Tokens that each rank computes by a plan, see `share_out`: a prefix once in a micro-batch, equal rows once."""
+    place = {row: number for number, group in enumerate(groups) for same in group.rows for row in same}
+    first = {row: same[0] for group in groups for same in group.rows for row in same}
+
+    def tokens(batch: Sequence[int]) -> int:
+        prefixes = sum(groups[number].prefix for number in {place[row] for row in batch})
+        return prefixes + sum(lengths[row] - groups[place[row]].prefix for row in {first[row] for row in batch})
+
+    return [sum(map(tokens, batches)) for batches in plan]
+
+
+def _limits(groups: Sequence[Part], lengths: Sequence[int], ranks: int, budget: int) -> list[int]:
+    """Most tokens of a part, one after another to be tried, falling; the first divides no group that fits."""
+    if ranks == 1 or not groups:
+        return [budget]
+    mean = -(-sum(part.tokens for part in groups) // ranks)
+    group = max(groups, key=lambda part: part.tokens).group
+    beyond = sorted((lengths[same[0]] - group.prefix for same in group.rows), reverse=True)
+    counts = {min(parts, len(beyond)) for parts in (*PARTS, -(-ranks // len(groups)))}
+    found = {group.prefix + max(map(sum, _balanced(beyond, beyond, count))) for count in counts}
+    found |= {-(-mean // finer) for finer in (1, 2, 4, 8)}
+    rows = (lengths[same[0]] for part in groups for same in part.group.rows)
+    longest = max((length for length in rows if length <= budget), default=0)
+    return sorted({max(longest, min(budget, limit)) for limit in found}, reverse=True)
 
 
 def _without_long(group: PrefixGroup, lengths: Sequence[int], budget: int) -> list[PrefixGroup]:
@@ -146,35 +159,52 @@ def _without_long(group: PrefixGroup, lengths: Sequence[int], budget: int) -> li
 
 
 class Part(NamedTuple):
-    """A group of rows or a part of one, and its cost in tokens (see `_cost`)."""
+    """A group of rows or a part of one.
+
+    tokens: that are computed, the prefix once. cost: tokens of a micro-batch's budget, these or the keys over
+    KEYS_PER_TOKEN if that is more.
+    """
 
     group: PrefixGroup
+    tokens: int
     cost: int
 
 
-def _cost(group: PrefixGroup, lengths: Sequence[int]) -> int:
-    """Tokens of its budget that a group uses: its distinct tokens, or its keys over KEYS_PER_TOKEN if that is more."""
-    keys = sum(lengths[same[0]] for same in group.rows) + group.prefix
-    return max(group.distinct(lengths), -(-keys // KEYS_PER_TOKEN))
+def room_for(group: PrefixGroup, lengths: Sequence[int]) -> int:
+    """Least budget of a micro-batch that a group has room in, in tokens."""
+    return _part(group, lengths).cost
 
 
-def _split(whole: Part, lengths: Sequence[int], limit: int) -> list[Part]:
-    """Split a group into as few parts as possible that cost at most `limit` each; a row that costs more stays alone."""
-    group, cost = whole
-    if cost <= limit or len(group.rows) == 1:
+def _part(group: PrefixGroup, lengths: Sequence[int]) -> Part:
+    rows = sum(lengths[same[0]] for same in group.rows)
+    distinct = group.prefix + rows - group.prefix * len(group.rows)
+    return Part(group, distinct, max(distinct, -(-(rows + group.prefix) // KEYS_PER_TOKEN)))
+
+
+def _split(whole: Part, lengths: Sequence[int], limit: int, budget: int) -> list[Part]:
+    """Split a group into as few parts as possible that have at most `limit` tokens each and room in a micro-batch.
+
+    limit: at most `budget`. A row that is longer stays alone.
+    """
+
+    def fits(part: Part) -> bool:
+        return part.tokens <= limit and part.cost <= budget
+
+    group = whole.group
+    if fits(whole) or len(group.rows) == 1:
         return [whole]
     rows = sorted(group.rows, key=lambda same: (-lengths[same[0]], same))
-    costs = [lengths[same[0]] - group.prefix for same in rows]
-    count = -(-cost // limit)
+    beyond = [lengths[same[0]] - group.prefix for same in rows]
+    count = max(-(-sum(beyond) // max(1, limit - group.prefix)), -(-whole.cost // budget), 2)
     # Where not even the two shortest rows fit together no row shares anything.
-    while count < len(rows) and group.prefix + sum(costs[-2:]) <= limit:
-        found = [PrefixGroup(group.prefix, tuple(sorted(part))) for part in _balanced(rows, costs, count)]
-        parts = [Part(part, _cost(part, lengths)) for part in found]
-        if all(part.cost <= limit for part in parts):
+    while count < len(rows) and group.prefix + sum(beyond[-2:]) <= limit:
+        parts = [
+            _part(PrefixGroup(group.prefix, tuple(sorted(part))), lengths) for part in _balanced(rows, beyond, count)
+        ]
+        if all(map(fits, parts)):
             return parts
         count += max(1, count // 8)
-    alone = [PrefixGroup(0, (same,)) for same in group.rows]
-    return [Part(part, _cost(part, lengths)) for part in alone]
+    return [_part(PrefixGroup(0, (same,)), lengths) for same in group.rows]
 
 
 def _balanced(items: Sequence[T], costs: Sequence[int], bins: int) -> list[list[T]]:

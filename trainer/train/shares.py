@@ -1,7 +1,7 @@
 """Rows on their way to the ranks: each is sent those that it computes, as flat arrays, and nothing of the others'.
 
-Rank 0 has the rows of a step and plans every pass over them (`trainer.train.packing`). In the field's words this is a
-scatter; broadcasting all rows as Python objects costs every rank 46 bytes a token and the time to make them.
+Rank 0 has the rows of a step and plans every pass over them (`trainer.train.microbatches`). In the field's words this
+is a scatter; broadcasting all rows as Python objects costs every rank 46 bytes a token and the time to make them.
 """
 
 from __future__ import annotations
