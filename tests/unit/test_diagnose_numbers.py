@@ -229,13 +229,12 @@ def test_sections_that_training_computes_again(tmp_path: Path) -> None:
     writer = _steps(_writer(tmp_path, "train.max_tokens_per_mb=16384"), 8, _computing(0.2, 33_054.0)).recover(8)
     finding = _only(writer, "computed-again")
     assert "20%" in finding.title
-    assert [(change.key, change.proposed, change.new_trial) for change in finding.changes] == [
-        ("train.max_tokens_per_mb", 33_792, False)
-    ]
+    assert "train.max_tokens_per_mb up to 33792" in finding.advice[0]
+    assert not finding.changes  # whether a GPU has room is for the user to look at
 
 
-@pytest.mark.parametrize(("again", "group"), [(0.2, 16_000.0), (0.03, 33_054.0)], ids=["for the ranks", "little"])
-def test_groups_that_are_divided_for_good_are_no_finding(tmp_path: Path, again: float, group: float) -> None:
+@pytest.mark.parametrize(("again", "group"), [(0.2, 16_000.0), (0.03, 33_054.0)], ids=["room by now", "little"])
+def test_little_that_is_computed_again_is_no_finding(tmp_path: Path, again: float, group: float) -> None:
     writer = _steps(_writer(tmp_path, "train.max_tokens_per_mb=16384"), 8, _computing(again, group)).recover(8)
     assert not _findings(writer.finish("interrupted", 1))
 

@@ -105,23 +105,18 @@ def read_again(history: History, context: Context) -> Cause | None:
 def computed_again(history: History, context: Context) -> Cause | None:
     """Find beginnings of rows that are computed more than once, since a micro-batch has no room for a whole group."""
     again, groups = (finite(history, name)[-RECENT:] for name in ("train_repeated", "train_group_tokens"))
-    if len(again) < RECENT or len(groups) < RECENT or context.config is None:
+    if len(again) < RECENT or not groups or context.config is None:
         return None
     share, largest, room = fmean(again), max(groups), context.config.train.max_tokens_per_mb
     if share < REPEATED_SHARE or largest <= room:
-        return None  # a group that has room and is divided among ranks stays divided
+        return None
     to = -(-int(largest) // ROUND_TOKENS) * ROUND_TOKENS
-    rule = Rule("to", key="train.max_tokens_per_mb", to=to, why="a section is computed once for the rows that share it")
+    numbers = f"train_repeated {again[-1]:.3f}, train_group_tokens {groups[-1]:.0f}, train.max_tokens_per_mb {room}"
     return Cause(
         "computed-again",
         f"{share:.0%} of the tokens that training computes were computed before",
-        "Rows of a group begin with the same section. They have no room in one micro-batch, and each micro-batch "
-        "computes it again.",
-        evidence=(
-            evidence_at(
-                history.steps[-1], f"train_repeated {share:.3f}, train_group_tokens {largest:.0f}, a micro-batch {room}"
-            ),
-        ),
-        changes=propose((rule,), context),
-        advice=("activations grow with it; whether a GPU has room says: clusterkit presets plan NAME KEY=VALUE",),
+        "Rows begin alike (those of a group with the same section) and have no room together in one micro-batch: each "
+        "micro-batch computes their beginning again.",
+        evidence=(evidence_at(history.steps[-1], numbers),),
+        advice=(f"train.max_tokens_per_mb up to {to}, as far as the memory has room (docs/prefix-sharing.md)",),
     )
