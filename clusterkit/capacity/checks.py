@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterkit.capacity import timing
-from clusterkit.capacity.expected import lengths_of, turns_of
+from clusterkit.capacity.expected import lengths_of
 from clusterkit.capacity.memory import (
     GIB,
     RELEASED,
@@ -17,7 +17,7 @@ from clusterkit.capacity.memory import (
 )
 from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, longest_sequence, remote_plan, template_tokens
 from clusterkit.capacity.shapes import ModelShape, shape_named
-from clusterkit.capacity.sharing import computed_tokens, training_ranks
+from clusterkit.capacity.sharing import computed_tokens, rooms, training_ranks
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level
 from clusterkit.common.text_plot import duration
@@ -36,6 +36,10 @@ SMALL_CHUNK = 1024
 """A chunk of log-probs that needs little memory and costs hardly any speed."""
 SELDOM_AGAIN = 1.05
 """What training computes, over what it would with larger micro-batches, that is not worth a word."""
+HARDLY_MORE = 1.02
+"""What training computes with a smaller micro-batch, over what it does with the best, for the smaller one to do."""
+ROUND = 1024
+"""Tokens to whose multiples a micro-batch is rounded."""
 USUAL_STORAGE, USUAL_SHARED_STORAGE = 10**12, 10**13
 """Bytes of storage that AReaL's tutorial asks for: on a single host, and shared by several."""
 FULL_JUDGE = 0.7
@@ -119,29 +123,34 @@ def check_prefixes(config: RunConfig, shape: ModelShape | None, gpu_memory: int)
     allocation = config.allocation
     if allocation is None or allocation.training is None or config.trainer.type != "grpo":
         return []
+    plan, layout, now = remote_plan(config), allocation.training.layout, config.train.max_tokens_per_mb
     length = lengths_of(config)[1]
-    tokens = computed_tokens(config, turns_of(config, length))
-    largest = computed_tokens(config, turns_of(config, 1.0)).group
-    if not largest:
+    turns, sizes = plan.turns(length), rooms(config, plan.turns(1.0))
+    if not sizes:
         return []
-    now, room = config.train.max_tokens_per_mb, -(-largest // 1024) * 1024
-    once = f"one token of {tokens.whole / tokens.computed:.1f}"
-    told = f"rows of a group that begin alike have up to {largest} tokens, what they share counted once"
-    better = computed_tokens(config, turns_of(config, length), max(now, room)).computed
-    if tokens.computed < SELDOM_AGAIN * better:
-        return [_ok("prefixes", f"{told}; training computes {once}")]
-    message = f"{told}, and a micro-batch {now}: training computes {once} in place of {tokens.whole / better:.1f}"
-    fix, changed = (
-        f"train.max_tokens_per_mb={room}",
-        {"train": config.train.model_copy(update={"max_tokens_per_mb": room})},
-    )
-    if shape is not None:
-        usage = training_usage(config.model_copy(update=changed), shape, allocation.training.layout)
-        needed = usage.total + (RELEASED if allocation.colocated else 0)
-        if needed > (1 - ROOM) * gpu_memory:
-            return [_ok("prefixes", f"{message}; with room for them it needs {_gib(needed)} of a GPU, too much")]
-        fix += f" ({_gib(needed)} of a training GPU)"
-    return [_warn("prefixes", message, fix)]
+
+    def share(size: int) -> float:
+        tokens = computed_tokens(config, turns, size)
+        return tokens.waited_for / tokens.whole
+
+    def needed(size: int) -> int:
+        train = config.train.model_copy(update={"max_tokens_per_mb": size})
+        usage = training_usage(config.model_copy(update={"train": train}), shape, layout).total if shape else 0
+        return usage + (RELEASED if allocation.colocated else 0)
+
+    larger = [ROUND * -(-size // ROUND) for size in sizes if size > now]
+    need = f"{config.rollout.group_size} rows that begin alike need up to {sizes[-1]} tokens of a micro-batch"
+    computes = f"training computes {share(now):.0%} of the rows' tokens (responses {length:.0%} of their limit)"
+    if not larger or share(now) < SELDOM_AGAIN * share(larger[-1]):
+        return [_ok("prefixes", f"{need}; {computes}")]
+    fitting = [size for size in larger if needed(size) <= (1 - ROOM) * gpu_memory]
+    least = min(map(share, fitting), default=share(now))
+    message = f"{need}, and it holds {now}, so what they begin with is computed several times: {computes}"
+    if share(now) < SELDOM_AGAIN * least:
+        return [_ok("prefixes", f"{message}; no larger one that a GPU has room for helps")]
+    size = next(size for size in fitting if share(size) <= HARDLY_MORE * least)
+    takes = f", which takes {_gib(needed(size))} of a training GPU" if shape else ""
+    return [_warn("prefixes", f"{message}, with room {share(size):.0%}", f"train.max_tokens_per_mb={size}{takes}")]
 
 
 def check_data(config: RunConfig) -> list[Finding]:

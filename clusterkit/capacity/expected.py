@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterkit.capacity.memory import GIB, cache_of, reported_gib, resting_bytes
-from clusterkit.capacity.plan import QUESTION_TOKENS, remote_plan, template_tokens
+from clusterkit.capacity.plan import remote_plan
 from clusterkit.capacity.shapes import SHAPES, ModelShape, shape_of
 from clusterkit.capacity.shards import between_hosts
-from clusterkit.capacity.sharing import Computed, Turn, computed_tokens
+from clusterkit.capacity.sharing import Computed, computed_tokens
 from clusterkit.capacity.speed import (
     ADAPTED,
     CONTROLLER,
@@ -46,9 +46,8 @@ from clusterkit.capacity.speed import (
 from clusterkit.common.text_plot import duration
 from trainer.allocation import Allocation
 from trainer.config import RunConfig
-from trainer.config_agents import ChunksAgentConfig, OverwritingAgentConfig, QuestionAgentConfig, SingleTurnConfig
+from trainer.config_agents import ChunksAgentConfig
 from trainer.config_parts import CHUNKED
-from trainer.config_tasks import FactsConfig, RecallConfig
 
 MEMORIES, ANSWERS = (0.25, 0.75), (0.2, 0.5)
 """Mean length of responses over their limit, at both ends of the range: of an agent with a memory, and where one
@@ -130,7 +129,7 @@ def why_unknown(config: RunConfig) -> str:
         return f"the shape of {config.model.path} is not known here: name a folder that has its config.json"
     if shape.parameters < LEAST_PARAMETERS:
         return "a model as small as this is bound by other things than the GPU's speed"
-    if config.trainer.type != "grpo" or not turns_of(config, 1.0):
+    if config.trainer.type != "grpo" or not remote_plan(config).turns(1.0):
         return "how many turns a trajectory has, and how long they are, only the texts say"
     return ""
 
@@ -140,7 +139,7 @@ def controller_seconds(config: RunConfig, length: float) -> float:
 
     length: mean of responses, over their limit.
     """
-    turns = turns_of(config, length)
+    turns = remote_plan(config).turns(length)
     each = CONTROLLER.request_seconds * len(turns) + CONTROLLER.token_seconds * sum(turn[2] for turn in turns)
     return config.rollout.batch_size * config.rollout.group_size * each
 
@@ -205,7 +204,7 @@ class _Step:
         """
         assert self.allocation.rollout is not None
         config, rollout, layout = self.config, self.config.rollout, self.allocation.rollout.layout
-        turns, each = turns_of(config, self.lengths[case]), float(layout.per_replica)
+        turns, each = remote_plan(config).turns(self.lengths[case]), float(layout.per_replica)
         if layout.per_replica > 1:
             each *= TENSOR_SHARE[case]
         count = max(1.0, rollout.batch_size * rollout.group_size / layout.data)
@@ -220,19 +219,21 @@ class _Step:
             weights, cached = decode_seconds(self.shape, self.gpu, prompt + response / 2, each, case, step)
             seconds += response * count / at_once * (weights + at_once * cached)
         # The sum of a trajectory's responses, two standard deviations over the mean if lengths are exponential.
-        mean, limit = (sum(turn[2] for turn in turns_of(config, length)) for length in (self.lengths[case], 1.0))
+        mean, limit = (
+            sum(turn[2] for turn in remote_plan(config).turns(length)) for length in (self.lengths[case], 1.0)
+        )
         weights, cached = decode_seconds(self.shape, self.gpu, max(p + r for p, _, r in turns), each, case, step)
         seconds += min(limit - mean, 2 * mean / math.sqrt(len(turns))) * (weights + cached)
         return max(seconds, controller_seconds(config, self.lengths[case]) / max(1, rollout.controllers))
 
     def _tokens(self, case: int) -> Computed:
-        return computed_tokens(self.config, turns_of(self.config, self.lengths[case]))
+        return computed_tokens(self.config, remote_plan(self.config).turns(self.lengths[case]))
 
     def _training(self, case: int) -> float:
         """Seconds of a step's forward and backward passes, of other passes, and of the network between hosts."""
         assert self.allocation.training is not None
         config, shape, layout = self.config, self.shape, self.allocation.training.layout
-        turns, rollout, train = turns_of(config, self.lengths[case]), config.rollout, config.train
+        turns, rollout, train = remote_plan(config).turns(self.lengths[case]), config.rollout, config.train
         rows, ranks = rollout.batch_size * rollout.group_size, layout.gpus
         computed = self._tokens(case).waited_for
         sampled = rows * sum(response for _, _, response in turns)
@@ -290,23 +291,3 @@ class _Step:
         if self.config.n_nodes > 1:
             found.append(f"several hosts with {NETWORK[self.gpu.name] * 8 / 1e9:.0f} Gbit/s for every GPU")
         return found
-
-
-def turns_of(config: RunConfig, share: float) -> list[Turn]:
-    """Return the turns of a trajectory whose responses are `share` of their limit long; none where the texts decide."""
-    agent, task = config.agent, config.task
-    told = agent.max_question_tokens if isinstance(agent, QuestionAgentConfig) else 0
-    question = QUESTION_TOKENS.get(task.name, told)
-    if isinstance(agent, SingleTurnConfig):
-        return [Turn(question, question, share * agent.max_final_tokens)]
-    chunks = remote_plan(config).chunks
-    if not isinstance(agent, OverwritingAgentConfig) or not chunks:
-        return []
-    fixed, memory = template_tokens(agent) + question, share * agent.max_memory_tokens
-    section = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
-    read = fixed + min(section, agent.chunk_tokens)
-    updates = [
-        Turn(read + memory, read if agent.shares_sections or not turn else fixed, memory)
-        for turn in range(round(chunks))
-    ]
-    return [*updates, Turn(fixed + memory, fixed, share * agent.max_final_tokens)]

@@ -185,22 +185,31 @@ class RunPlan:
 
         The prompts of a first turn are equal. Those of later turns share the section where it stands before the memory.
         """
+        agent = self.config.agent
         if self.config.trainer.type != "grpo":
             return self.tokens_per_step
-        tokens = computed_tokens(self.config, self._sharing_turns())
-        return round(self.tokens_per_step - (tokens.whole - tokens.computed))
+        turns = self.turns(1.0)
+        tokens = computed_tokens(self.config, turns)
+        read = 1.0  # of the turns that share: so many sections are read on average, and these are whole turns
+        if isinstance(agent, OverwritingAgentConfig) and turns:
+            read = self.chunks / (len(turns) - 1) if agent.shares_sections else min(1.0, self.chunks)
+        return round(self.tokens_per_step - read * (tokens.whole - tokens.computed))
 
-    def _sharing_turns(self) -> list[Turn]:
-        """Turns whose rows begin alike within a group."""
-        task, agent = self.config.task, self.config.agent
-        if not isinstance(agent, ChunksAgentConfig):
-            return [Turn(self._question_tokens, self._question_tokens, agent.max_final_tokens)]
-        if not isinstance(agent, OverwritingAgentConfig):
+    def turns(self, share: float) -> list[Turn]:
+        """Return the turns of a trajectory whose responses are `share` of their limit long; none where texts decide."""
+        agent, task = self.config.agent, self.config.task
+        if isinstance(agent, SingleTurnConfig):
+            return [Turn(self._question_tokens, self._question_tokens, share * agent.max_final_tokens)]
+        if not isinstance(agent, OverwritingAgentConfig) or not self.chunks:
             return []
-        chunk = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
-        prefix = template_tokens(agent) + self._question_tokens + min(chunk, agent.chunk_tokens)
-        turns = round(self.chunks) if agent.shares_sections else min(round(self.chunks), 1)
-        return [Turn(prefix + agent.max_memory_tokens, prefix, agent.max_memory_tokens)] * turns
+        fixed, memory = template_tokens(agent) + self._question_tokens, share * agent.max_memory_tokens
+        section = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
+        read = fixed + min(section, agent.chunk_tokens)
+        updates = [
+            Turn(read + memory, read if agent.shares_sections or not turn else fixed, memory)
+            for turn in range(max(1, round(self.chunks)))
+        ]
+        return [*updates, Turn(fixed + memory, fixed, share * agent.max_final_tokens)]
 
     @property
     def _question_tokens(self) -> int:

@@ -10,10 +10,12 @@ from functools import cache
 from typing import NamedTuple
 
 from trainer.config import RunConfig
-from trainer.train.microbatches import LEAST_SHARE, LEAST_SHARED, PrefixGroup, share_out
+from trainer.train.microbatches import LEAST_SHARE, LEAST_SHARED, PrefixGroup, distinct_tokens, room_for, share_out
 
 MOST_ROWS = 30_000
-"""Of an optimizer step with more, fewer tasks are divided and stand for the others: there are groups for every rank."""
+"""Of an optimizer step with more, fewer tasks are divided and stand for the others."""
+MOST_PARTS = 4
+"""Of a group, for which room in a micro-batch is proposed."""
 
 
 class Turn(NamedTuple):
@@ -29,14 +31,11 @@ class Turn(NamedTuple):
 class Computed(NamedTuple):
     """Tokens of a step's rows: each whole, those that training computes, and as many as if every rank computed as much
     as the busiest, which the others wait for.
-
-    group: of the largest group of rows that begin alike, what they share counted once.
     """
 
     whole: float
     computed: float
     waited_for: float
-    group: int
 
 
 def training_ranks(config: RunConfig) -> int:
@@ -53,17 +52,33 @@ def computed_tokens(config: RunConfig, turns: Sequence[Turn], budget: int = 0) -
     budget: tokens of a micro-batch, in place of train.max_tokens_per_mb.
     """
     rollout, train = config.rollout, config.train
-    size = rollout.group_size
-    lengths = tuple((_shared(turn, config), round(turn.prompt + turn.response)) for turn in turns)
+    size, lengths = rollout.group_size, _lengths(config, turns)
     whole = rollout.batch_size * size * sum(length for _, length in lengths)
-    group = max((common + size * (length - common) for common, length in lengths if common), default=0)
-    if not group or size == 1:
-        return Computed(whole, whole, whole, 0)
+    if size == 1 or not any(common for common, _ in lengths):
+        return Computed(whole, whole, whole)
     tasks = max(1, min(rollout.batch_size // train.minibatches, MOST_ROWS // (size * len(lengths))))
     ranks = training_ranks(config)
     loads = _loads(lengths, tasks, size, ranks, budget or train.max_tokens_per_mb)
     steps = rollout.batch_size / tasks
-    return Computed(whole, steps * sum(loads), steps * ranks * max(loads), group)
+    return Computed(whole, steps * sum(loads), steps * ranks * max(loads))
+
+
+def rooms(config: RunConfig, turns: Sequence[Turn]) -> list[int]:
+    """Return the budgets of a micro-batch in which a group's rows of a turn have room: whole groups, or equal parts of
+    them; rising, nothing where no rows begin alike.
+    """
+    size, found = config.rollout.group_size, set()
+    for common, length in _lengths(config, turns) if size > 1 else ():
+        for parts in range(1, MOST_PARTS + 1):
+            rows = -(-size // parts)
+            group = PrefixGroup(common, tuple((row,) for row in range(rows)))
+            found |= {room_for(group, [length] * rows)} if common else set()
+    return sorted(found)
+
+
+def _lengths(config: RunConfig, turns: Sequence[Turn]) -> tuple[tuple[int, int], ...]:
+    """Tokens of each turn's rows: those that bind a group together, and all."""
+    return tuple((_shared(turn, config), round(turn.prompt + turn.response)) for turn in turns)
 
 
 def _shared(turn: Turn, config: RunConfig) -> int:
@@ -76,21 +91,11 @@ def _shared(turn: Turn, config: RunConfig) -> int:
 def _loads(lengths: tuple[tuple[int, int], ...], tasks: int, size: int, ranks: int, budget: int) -> tuple[int, ...]:
     """Tokens that each rank computes in an optimizer step. lengths: of each turn, what a group shares, and all."""
     groups: list[PrefixGroup] = []
-    of_row: dict[int, int] = {}
     tokens: list[int] = []
     for common, length in lengths * tasks:
-        numbers = range(len(tokens), len(tokens) + size)
+        groups += _groups(common, range(len(tokens), len(tokens) + size))
         tokens += [length] * size
-        for group in _groups(common, numbers):
-            of_row.update({same[0]: len(groups) for same in group.rows})
-            groups.append(group)
-
-    def load(batch: list[int]) -> int:
-        return sum(groups[place].prefix for place in {of_row[row] for row in batch}) + sum(
-            tokens[row] - groups[of_row[row]].prefix for row in batch
-        )
-
-    return tuple(sum(map(load, batches)) for batches in share_out(groups, tokens, ranks, budget))
+    return tuple(distinct_tokens(share_out(groups, tokens, ranks, budget), groups, tokens))
 
 
 def _groups(common: int, rows: range) -> Iterator[PrefixGroup]:
