@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.train.layout import PackedLayout
-from trainer.train.microbatches import PrefixGroup, distinct_tokens, first_fit_decreasing, room_for, share_out
+from trainer.train.microbatches import (
+    PrefixGroup,
+    beyond_budget,
+    distinct_tokens,
+    first_fit_decreasing,
+    room_for,
+    share_out,
+)
 from trainer.train.packing import pack
 from trainer.types import Row
 
@@ -176,3 +183,14 @@ def test_every_row_is_computed_once_within_the_budget_and_ranks_have_as_many_mic
     assert len({len(batches) for batches in plan}) == 1
     for batch in (batch for rank in plan for batch in rank):
         assert len(batch) < 2 or sum(distinct_tokens([[batch]], groups, lengths)) <= budget
+
+
+def test_what_a_larger_budget_saves_is_no_more_than_a_rank_computes() -> None:
+    """All rows of a step begin alike: no rank ever needs room for all of them."""
+    groups, lengths = [PrefixGroup(500, tuple((row,) for row in range(64)))], [1500] * 64
+    plan = share_out(groups, lengths, 2, 8500)
+
+    again, room = beyond_budget(plan, groups, lengths, 8500)
+
+    assert again == 8 * 8500 - 2 * 32500
+    assert room == 32500

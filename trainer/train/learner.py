@@ -33,7 +33,7 @@ from trainer.train.layout import keeps_kernel
 from trainer.train.loading import fill
 from trainer.train.logprobs import PolicyModel, token_logprobs
 from trainer.train.lora import base_digest
-from trainer.train.microbatches import distinct_tokens, room_for, share_out
+from trainer.train.microbatches import beyond_budget, share_out
 from trainer.train.offload import HostRoom
 from trainer.train.packing import PackedBatch, pack
 from trainer.train.prefixes import prefix_groups
@@ -284,13 +284,7 @@ class Learner:
             lengths = [row.num_tokens for row in rows]
             ranks, budget = self.world.data_size, self.config.train.max_tokens_per_mb
             plan = share_out(groups, lengths, ranks, budget)
-            room = max((room_for(group, lengths) for group in groups if group.prefix), default=0)
-            again = 0
-            if room > budget:
-                roomy = share_out(groups, lengths, ranks, room)
-                computed, least = (sum(distinct_tokens(made, groups, lengths)) for made in (plan, roomy))
-                again = max(0, computed - least)
-            found = RowCount(len(rows), again, room)
+            found = RowCount(len(rows), *beyond_budget(plan, groups, lengths, budget))
         return plan, self.world.broadcast(found)
 
     def _pack(self, rows: list[Row]) -> PackedBatch:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ each row that follows it, so they count once a row.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Into how many parts the largest group is divided, tried beside as many as there are ranks for it, and beside parts of
 the mean load over 1, 2, 4 and 8. Smaller parts balance the ranks better, but repeat more prefixes.
+"""
+UNEQUAL = (1.05, 1.1)
+"""Parts that are so much longer beyond the prefix are tried, too: rows of other groups may be divided less evenly than
+the largest's.
 """
 EVEN = 1.02
 """Load of the busiest rank over the mean that is accepted without trying smaller parts. Smaller ones must gain as much:
@@ -133,6 +138,23 @@ def distinct_tokens(
     return [sum(map(tokens, batches)) for batches in plan]
 
 
+def beyond_budget(
+    plan: Sequence[Sequence[Sequence[int]]], groups: Sequence[PrefixGroup], lengths: Sequence[int], budget: int
+) -> tuple[int, int]:
+    """What a larger budget would save.
+
+    Returns:
+        Tokens that a plan computes again because groups have no room in a micro-batch; the least budget in which all
+        groups have, or all that a rank computes.
+    """
+    room = max((_part(group, lengths).cost for group in groups if group.prefix), default=0)
+    if room <= budget:
+        return 0, room
+    roomy = distinct_tokens(share_out(groups, lengths, len(plan), room), groups, lengths)
+    again = sum(distinct_tokens(plan, groups, lengths)) - sum(roomy)
+    return max(0, again), max(budget, min(room, max(roomy)))
+
+
 def _limits(groups: Sequence[Part], lengths: Sequence[int], ranks: int, budget: int) -> list[int]:
     """Most tokens of a part, one after another to be tried, falling; the first divides no group that fits."""
     if ranks == 1 or not groups:
@@ -142,6 +164,7 @@ def _limits(groups: Sequence[Part], lengths: Sequence[int], ranks: int, budget: 
     beyond = sorted((lengths[same[0]] - group.prefix for same in group.rows), reverse=True)
     counts = {min(parts, len(beyond)) for parts in (*PARTS, -(-ranks // len(groups)))}
     found = {group.prefix + max(map(sum, _balanced(beyond, beyond, count))) for count in counts}
+    found |= {group.prefix + math.ceil(slack * (limit - group.prefix)) for limit in found for slack in UNEQUAL}
     found |= {-(-mean // finer) for finer in (1, 2, 4, 8)}
     rows = (lengths[same[0]] for part in groups for same in part.group.rows)
     longest = max((length for length in rows if length <= budget), default=0)
