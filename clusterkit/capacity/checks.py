@@ -17,7 +17,7 @@ from clusterkit.capacity.memory import (
 )
 from clusterkit.capacity.plan import LATE_CHECKPOINT_HOURS, longest_sequence, remote_plan, template_tokens
 from clusterkit.capacity.shapes import ModelShape, shape_named
-from clusterkit.capacity.sharing import computed_tokens, rooms, training_ranks
+from clusterkit.capacity.sharing import computed_tokens, room_tokens, training_ranks
 from clusterkit.capacity.timing import StepTime
 from clusterkit.common.finding import Finding, Level
 from clusterkit.common.text_plot import duration
@@ -34,10 +34,9 @@ FEW_SEQUENCES = 8
 """With room for fewer sequences of full length, a server wastes most of its GPU."""
 SMALL_CHUNK = 1024
 """A chunk of log-probs that needs little memory and costs hardly any speed."""
-SELDOM_AGAIN = 1.05
-"""What training computes, over what it would with larger micro-batches, that is not worth a word."""
-HARDLY_MORE = 1.02
-"""What training computes with a smaller micro-batch, over what it does with the best, for the smaller one to do."""
+SELDOM_MORE = 1.05
+"""What training computes, over what it would with larger micro-batches, or the busiest rank over the mean, that is not
+worth a word."""
 ROUND = 1024
 """Tokens to whose multiples a micro-batch is rounded."""
 USUAL_STORAGE, USUAL_SHARED_STORAGE = 10**12, 10**13
@@ -125,32 +124,32 @@ def check_prefixes(config: RunConfig, shape: ModelShape | None, gpu_memory: int)
         return []
     plan, layout, now = remote_plan(config), allocation.training.layout, config.train.max_tokens_per_mb
     length = lengths_of(config)[1]
-    turns, sizes = plan.turns(length), rooms(config, plan.turns(1.0))
-    if not sizes:
+    turns, room = plan.turns(length), room_tokens(config, plan.turns(1.0))
+    if not room or config.custom:  # whose lengths nobody knows
         return []
-
-    def share(size: int) -> float:
-        tokens = computed_tokens(config, turns, size)
-        return tokens.waited_for / tokens.whole
 
     def needed(size: int) -> int:
         train = config.train.model_copy(update={"max_tokens_per_mb": size})
         usage = training_usage(config.model_copy(update={"train": train}), shape, layout).total if shape else 0
         return usage + (RELEASED if allocation.colocated else 0)
 
-    larger = [ROUND * -(-size // ROUND) for size in sizes if size > now]
-    need = f"{config.rollout.group_size} rows that begin alike need up to {sizes[-1]} tokens of a micro-batch"
-    computes = f"training computes {share(now):.0%} of the rows' tokens (responses {length:.0%} of their limit)"
-    if not larger or share(now) < SELDOM_AGAIN * share(larger[-1]):
-        return [_ok("prefixes", f"{need}; {computes}")]
-    fitting = [size for size in larger if needed(size) <= (1 - ROOM) * gpu_memory]
-    least = min(map(share, fitting), default=share(now))
+    tokens = computed_tokens(config, turns)
+    computes = f"training computes {tokens.computed / tokens.whole:.0%} of the rows' tokens"
+    if tokens.waited_for > SELDOM_MORE * tokens.computed:
+        over = tokens.waited_for / tokens.computed
+        computes += f", the busiest of {training_ranks(config)} ranks {over:.1f} times as many as the mean"
+    need = f"{config.rollout.group_size} rows that begin alike need up to {room} tokens of a micro-batch"
+    sizes = range(ROUND * -(-room // ROUND), now, -ROUND)
+    if not sizes or tokens.computed < SELDOM_MORE * computed_tokens(config, turns, sizes[0]).computed:
+        return [_ok("prefixes", f"{need}; {computes} (responses {length:.0%} of their limit)")]
     message = f"{need}, and it holds {now}, so what they begin with is computed several times: {computes}"
-    if share(now) < SELDOM_AGAIN * least:
-        return [_ok("prefixes", f"{message}; no larger one that a GPU has room for helps")]
-    size = next(size for size in fitting if share(size) <= HARDLY_MORE * least)
+    size = next((size for size in sizes if needed(size) <= (1 - ROOM) * gpu_memory), now)
+    better = computed_tokens(config, turns, size).computed
+    if tokens.computed < SELDOM_MORE * better:
+        return [_ok("prefixes", f"{message}; a GPU has no room for one that helps")]
     takes = f", which takes {_gib(needed(size))} of a training GPU" if shape else ""
-    return [_warn("prefixes", f"{message}, with room {share(size):.0%}", f"train.max_tokens_per_mb={size}{takes}")]
+    message += f", with {size} {better / tokens.whole:.0%} (responses {length:.0%} of their limit)"
+    return [_warn("prefixes", message, f"train.max_tokens_per_mb={size}{takes}")]
 
 
 def check_data(config: RunConfig) -> list[Finding]:

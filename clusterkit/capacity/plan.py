@@ -36,6 +36,8 @@ from trainer.tasks.size import evaluated_tasks, evaluates, training_size
 
 TEMPLATE_TOKENS = {"words": 12, "memagent": 220}
 """Tokens of a prompt's wording with its chat template, rounded up."""
+FIRST_SHARE = 0.5
+"""Of a wording and a question, whose tokens are rounded up: what stands before the memory where no section does."""
 CHAT_TOKENS = 60
 """Tokens of a chat template around a prompt."""
 TOKEN_CHARACTERS = 3
@@ -204,12 +206,12 @@ class RunPlan:
             return []
         fixed, memory = template_tokens(agent) + self._question_tokens, share * agent.max_memory_tokens
         section = task.section_tokens if isinstance(task, RecallConfig | FactsConfig) else agent.chunk_tokens
-        read = fixed + min(section, agent.chunk_tokens)
+        read, before = fixed + min(section, agent.chunk_tokens), FIRST_SHARE * fixed
         updates = [
-            Turn(read + memory, read if agent.shares_sections or not turn else fixed, memory)
+            Turn(read + memory, read if agent.shares_sections or not turn else before, memory)
             for turn in range(max(1, round(self.chunks)))
         ]
-        return [*updates, Turn(fixed + memory, fixed, share * agent.max_final_tokens)]
+        return [*updates, Turn(fixed + memory, before, share * agent.max_final_tokens)]
 
     @property
     def _question_tokens(self) -> int:

@@ -14,8 +14,6 @@ from trainer.train.microbatches import LEAST_SHARE, LEAST_SHARED, PrefixGroup, d
 
 MOST_ROWS = 30_000
 """Of an optimizer step with more, fewer tasks are divided and stand for the others."""
-MOST_PARTS = 4
-"""Of a group, for which room in a micro-batch is proposed."""
 
 
 class Turn(NamedTuple):
@@ -63,17 +61,14 @@ def computed_tokens(config: RunConfig, turns: Sequence[Turn], budget: int = 0) -
     return Computed(whole, steps * sum(loads), steps * ranks * max(loads))
 
 
-def rooms(config: RunConfig, turns: Sequence[Turn]) -> list[int]:
-    """Return the budgets of a micro-batch in which a group's rows of a turn have room: whole groups, or equal parts of
-    them; rising, nothing where no rows begin alike.
+def room_tokens(config: RunConfig, turns: Sequence[Turn]) -> int:
+    """Return the least budget of a micro-batch in which all rows of a group at a turn have room that share a section or
+    a question; 0 where no rows begin alike.
     """
-    size, found = config.rollout.group_size, set()
-    for common, length in _lengths(config, turns) if size > 1 else ():
-        for parts in range(1, MOST_PARTS + 1):
-            rows = -(-size // parts)
-            group = PrefixGroup(common, tuple((row,) for row in range(rows)))
-            found |= {room_for(group, [length] * rows)} if common else set()
-    return sorted(found)
+    size = config.rollout.group_size
+    groups = [(common, length) for common, length in _lengths(config, turns) if common and size > 1]
+    rows = tuple((row,) for row in range(size))
+    return max((room_for(PrefixGroup(common, rows), [length] * size) for common, length in groups), default=0)
 
 
 def _lengths(config: RunConfig, turns: Sequence[Turn]) -> tuple[tuple[int, int], ...]:

@@ -21,7 +21,8 @@ LITTLE_SHARED = 0.5
 """Of the prompt tokens: with the section before the memory three quarters and more are equal."""
 REPEATED_SHARE = 0.05
 """Of the tokens that training computes: prefixes that were computed before."""
-ROUND_TOKENS = 1024
+ROUND_TOKENS, MOST_LARGER = 1024, 4
+"""A size of a micro-batch that is proposed is a multiple of the first, and so many times the present one at most."""
 AHEAD = {
     2: "one batch is scored while the next is sampled and the last is learned from",
     4: "with more under way sampling keeps ahead: of a batch that comes late the scores are waited for, too",
@@ -110,7 +111,7 @@ def computed_again(history: History, context: Context) -> Cause | None:
     share, largest, room = fmean(again), max(groups), context.config.train.max_tokens_per_mb
     if share < REPEATED_SHARE or largest <= room:
         return None
-    to = -(-int(largest) // ROUND_TOKENS) * ROUND_TOKENS
+    to = -(-min(int(largest), MOST_LARGER * room) // ROUND_TOKENS) * ROUND_TOKENS
     numbers = f"train_repeated {again[-1]:.3f}, train_group_tokens {groups[-1]:.0f}, train.max_tokens_per_mb {room}"
     return Cause(
         "computed-again",
