@@ -114,7 +114,7 @@ def held_by_all(one: Learner) -> Iterator[None]:
     def own(rows: list[Row], _: Plan, world: World) -> list[list[Row]]:
         return [[rows[i] for i in members] for members in plan(rows)[world.rank // world.tensor_size]]
 
-    one._plan = lambda rows: (plan(rows) if one.world.is_main else [], RowCount(len(rows)))
+    one._plan = lambda rows, measured=False: (plan(rows) if one.world.is_main else [], RowCount(len(rows)))
     with mock.patch("trainer.train.learner.deal", own):
         yield
 

@@ -194,7 +194,7 @@ class Learner:
             RunError: the GPU's memory did not suffice.
         """
         active = [row for row in rows if row.advantage != 0 or self.config.algorithm.kl_coef > 0]
-        plan, there = self._plan(active)
+        plan, there = self._plan(active, measured=True)
         if not there.rows:
             return StepStats({"lr": self._rate(), "grad_norm": 0.0, "micro_batches": 0.0, "trained_tokens": 0.0}, False)
         began = time.perf_counter()
@@ -272,10 +272,10 @@ class Learner:
     def _rate(self) -> float:
         return learning_rate(self.optimizer_steps, self.total_optimizer_steps, self.config)
 
-    def _plan(self, rows: list[Row]) -> tuple[Plan, RowCount]:
+    def _plan(self, rows: list[Row], measured: bool = False) -> tuple[Plan, RowCount]:
         """Who computes which of rank 0's rows, known there only, and on every rank what rows there are.
 
-        Rows that share a prefix stay together and cost it once.
+        Rows that share a prefix stay together and cost it once. measured: with what more room would save.
         """
         plan: Plan = []
         found = RowCount(len(rows))
@@ -284,7 +284,8 @@ class Learner:
             lengths = [row.num_tokens for row in rows]
             ranks, budget = self.world.data_size, self.config.train.max_tokens_per_mb
             plan = share_out(groups, lengths, ranks, budget)
-            found = RowCount(len(rows), *beyond_budget(plan, groups, lengths, budget))
+            if measured:
+                found = RowCount(len(rows), *beyond_budget(plan, groups, lengths, budget))
         return plan, self.world.broadcast(found)
 
     def _pack(self, rows: list[Row]) -> PackedBatch:

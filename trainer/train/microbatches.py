@@ -147,7 +147,7 @@ def beyond_budget(
         Tokens that a plan computes again because groups have no room in a micro-batch; the least budget in which all
         groups have, or all that a rank computes.
     """
-    room = max((_part(group, lengths).cost for group in groups if group.prefix), default=0)
+    room = max((room_for(group, lengths) for group in groups if group.prefix), default=0)
     if room <= budget:
         return 0, room
     roomy = distinct_tokens(share_out(groups, lengths, len(plan), room), groups, lengths)
