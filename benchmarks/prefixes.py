@@ -16,7 +16,8 @@ log-probs are from those of whole rows: with shared prefixes, in another packing
 whether FlashAttention 4 takes part where prefixes are shared.
 
 --plan: what finding prefixes and planning micro-batches costs for a step of so many tokens (`memagent` rows, 128
-ranks), over the time that its FLOPs take 128 GPUs at 45 % of the data sheet's peak of an H200. Needs no GPU.
+ranks), over the time that its FLOPs take 128 GPUs at 45 % of the data sheet's peak of an H200, and what the rank with
+most computes over what each would if groups could be divided for nothing. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from trainer.train import varlen
 from trainer.train.distributed import World, join_world, leave_world, single_world
 from trainer.train.flops import ModelFlops, peak_flops, peak_of
 from trainer.train.learner import Learner
-from trainer.train.microbatches import share_out
+from trainer.train.microbatches import distinct_tokens, share_out
 from trainer.train.prefixes import prefix_groups
 from trainer.types import Row
 
@@ -183,9 +184,10 @@ def exactness(learner: Learner, rows: list[Row], tokens: int) -> dict[str, Any]:
     }
 
 
-def plan(tokens: float) -> dict[str, Any]:
+def plan(tokens: float, sections: int, memory: int) -> dict[str, Any]:
     """Seconds for the rows of one step, by part."""
-    work, pool = WORKLOADS["memagent"], list(range(2, 152064))
+    work = replace(WORKLOADS["memagent"], sections=sections, memory=memory)
+    pool = list(range(2, 152064))
     per_document = sum(row.num_tokens for row in make_rows(work, 1, "section_first", 152064, pool))
     documents = round(tokens / per_document)
     rows = make_rows(work, documents, "section_first", 152064, pool)
@@ -204,6 +206,7 @@ def plan(tokens: float) -> dict[str, Any]:
     with torch.device("meta"):
         flops = ModelFlops.of(make_lm("7B", torch.device("meta")))
     computed = sum(group.prefix + sum(lengths[same[0]] - group.prefix for same in group.rows) for group in groups)
+    loads = distinct_tokens(plans, groups, lengths)
     sampled = sum(len(row.response_ids) for row in rows)
     peak = peak_of("H200")
     assert peak is not None
@@ -216,6 +219,7 @@ def plan(tokens: float) -> dict[str, Any]:
         "rows": len(rows),
         "computed_tokens": computed,
         "micro_batches": len(plans[0]),
+        "busiest_rank_over_even": round(max(loads) / (computed / RANKS), 3),
         **{name: round(value, 3) for name, value in timings.items()},
         "training_s_of_128_gpus": round(step, 2),
         "share_of_training": round(parts / step, 5),
@@ -296,10 +300,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time of each case")
     parser.add_argument("--exact", action="store_true", help="first how far gradients and log-probs are apart")
     parser.add_argument("--plan", type=float, metavar="TOKENS", help="only what planning a step costs")
+    parser.add_argument("--sections", type=int, default=4, help="of a document of --plan")
+    parser.add_argument("--plan-memory", type=int, default=1024, help="tokens of a memory of --plan")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     a = parser.parse_args()
     if a.plan:
-        print(json.dumps(plan(a.plan)), flush=True)
+        print(json.dumps(plan(a.plan, a.sections, a.plan_memory)), flush=True)
         return
     if a.device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU here; for a CPU: --device cpu --shape tiny")
