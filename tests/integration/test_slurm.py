@@ -24,7 +24,7 @@ from clusterkit.runs.directory import RunDirectory, user_name
 from clusterkit.runs.log.metrics import History, read_history
 
 REPOSITORY = Path(__file__).parents[2]
-STEPS = 30
+STEPS = 60
 DEADLINE_S = 600.0
 
 pytestmark = pytest.mark.timeout(2400)
