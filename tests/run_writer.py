@@ -39,7 +39,7 @@ class RunWriter:
         steps = {"resume_step": resume_step, "total_steps": total_steps}
         return self.record("attempt", pid=1, ranks=1, threads=1, **steps, **more)
 
-    def steps(self, first: int, last: int, seconds: float = 4.0, total_steps: int = 30) -> RunWriter:
+    def steps(self, first: int, last: int, seconds: float = 4.0, total_steps: int = 30, **stats: float) -> RunWriter:
         for step in range(first, last + 1):
             self.clock += seconds
             self.record(
@@ -53,7 +53,7 @@ class RunWriter:
                 step_time_s=seconds,
                 tokens_per_s=12345.0,
                 timings={"rollout": 0.75 * seconds, "train": 0.25 * seconds},
-                stats={"task_reward": step / 100},
+                stats={"task_reward": step / 100, **stats},
             )
         return self
 

@@ -116,6 +116,24 @@ def test_nothing_is_applied_to_a_run_that_is_alive(tmp_path: Path) -> None:
     assert "Stop it first" in refused.stderr
 
 
+def test_the_changes_of_a_complete_run_are_for_a_new_trial(tmp_path: Path) -> None:
+    settings = ("servers.engine=vllm", "rollout.share_prefixes=false")
+    writer = RunWriter(tmp_path).config(*settings).attempt()
+    writer.steps(1, 8, cached_share=0.1, shareable_share=0.75).recover(8).finish("completed", 8)
+    shown = run_clusterkit("diagnose", "--fileroot", str(tmp_path)).stdout
+    assert "--apply" not in shown
+    [line] = [line for line in shown.splitlines() if line.startswith("The run is complete. For a new trial with ")]
+    assert "rollout.share_prefixes=true: clusterkit train" in line
+    refused = run_clusterkit("diagnose", "--fileroot", str(tmp_path), "--apply")
+    assert refused.returncode == 1
+    command = refused.stderr.partition("For a new trial with the changes: ")[2]
+    assert command.strip() == line.partition(": ")[2]
+    assert "trial_name=run1-2" in command
+    assert not (writer.run.logs / "overrides.yaml").exists()
+    done = run_clusterkit(*shlex.split(command)[1:], "--dry-run", "--json")
+    assert json.loads(done.stdout)["config"]["rollout"]["share_prefixes"], done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

@@ -55,6 +55,12 @@ def _apply(diagnosis: Diagnosis, backend: Backend, runs: Runs) -> tuple[dict[str
             f"Stop it first (clusterkit stop {backend.words(run)}{'' if backend.where else ', or Ctrl-C'}), "
             "then repeat this command"
         )
+    if diagnosis.applicable and diagnosis.is_complete:
+        command = diagnosis.new_trial([change for change, _ in diagnosis.applicable])
+        raise RunError(
+            f"{run.name} is complete: nothing is left to train, and nothing was applied. "
+            f"For a new trial with the changes: {command or 'add them and trial_name=NEW'}"
+        )
     if not diagnosis.applicable:
         new = ", ".join(f"{change.key}={change.proposed}" for change in diagnosis.for_new_trial)
         reason = f"{new} needs a new trial" if new else "nothing that was found is mended by a setting"

@@ -77,6 +77,15 @@ class Diagnosis:
         return self.run is None and not (self.findings or self.kind or self.empty)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether it is of a run that has nothing left to train."""
+        return self.state == "finished"
+
+    def new_trial(self, changes: list[Change]) -> str:
+        """The command of a new trial with changed settings; empty if the run's cannot be rebuilt."""
+        return train_command(self.run, self.config, changes, trial=f"{self.run.trial}-2") if self.run else ""
+
+    @property
     def applicable(self) -> list[tuple[Change, str]]:
         """The changes that `--apply` writes: one for each cause, with its reason."""
         chosen: dict[str, tuple[Change, str]] = {}

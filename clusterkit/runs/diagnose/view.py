@@ -148,7 +148,12 @@ def _next_lines(diagnosis: Diagnosis) -> list[str]:
     lines = []
     if diagnosis.applicable:
         changes = ", ".join(f"{change.key}={setting_text(change.proposed)}" for change, _ in diagnosis.applicable)
-        if diagnosis.is_applied:
+        if diagnosis.is_complete:
+            command = diagnosis.new_trial([change for change, _ in diagnosis.applicable])
+            lines.append(
+                f"The run is complete. For a new trial with {changes}: {command or 'add it and trial_name=NEW'}"
+            )
+        elif diagnosis.is_applied:
             command = train_command(run, config, []) or "the same `clusterkit train` command as before"
             lines.append(f"{changes} is applied already. Go on with: {command}")
         else:
@@ -156,7 +161,7 @@ def _next_lines(diagnosis: Diagnosis) -> list[str]:
     needs = diagnosis.for_new_trial
     if needs:
         keys = ", ".join(change.key for change in needs)
-        command = train_command(run, config, needs, trial=f"{run.trial}-2")
+        command = diagnosis.new_trial(needs)
         lines.append(
             f"{keys} must stay the same while a run goes on. For a new trial: {command or 'add it and trial_name=NEW'}"
         )
