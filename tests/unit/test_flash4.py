@@ -1,4 +1,4 @@
-"""FlashAttention 4's backward pass in training: operations, gradients, which layers go that way.
+"""FlashAttention 4's backward pass in training: operations, gradients, which rows go that way.
 
 Its package and PyTorch's kernel have stand-ins in plain PyTorch: they need a Hopper GPU (tests/gpu/test_training.py).
 """
@@ -78,7 +78,7 @@ class Package:
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Package:
-    """A machine that has it, and for layers with a window the stand-in for PyTorch's kernel."""
+    """A machine that has it, and for whole rows the stand-in for PyTorch's kernel."""
     rowattention.use(monkeypatch)
     stand_in = Package()
     monkeypatch.setattr(flash4, "_package", lambda: stand_in)
@@ -96,26 +96,22 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
 @pytest.mark.parametrize(
     ("checkpointing", "compiled"), [("none", False), ("selective", False), ("selective", True), ("full", True)]
 )
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "whole"])
-def test_rows_get_the_gradients_of_the_other_kernel_with_and_without_a_shared_prefix(
-    shared: bool, checkpointing: str, compiled: bool, package: Package, monkeypatch: pytest.MonkeyPatch
+def test_rows_that_share_a_prefix_get_the_gradients_of_whole_rows(
+    checkpointing: str, compiled: bool, package: Package
 ) -> None:
     lm = grouped_query_lm()
     rows = group_rows(lm, [(40, [(3, 5), (9, 2), (1, 8)]), (24, [(5, 5), (1, 7)]), (31, [(2, 6), (4, 4)])])
     settings = (*FREE, f"model.gradient_checkpointing={checkpointing}")
-    with monkeypatch.context() as without:
-        without.setattr(flash4, "available", lambda: False)
-        expected, _ = gradients(learner(lm, small_config(*settings, "train.share_prefixes=false")), rows)
-    assert not package.forwards
-    varlen._FASTER.clear()
+    whole_rows = learner(lm, small_config(*settings, "train.share_prefixes=false"))
+    expected, _ = gradients(whole_rows, rows)
+    assert not package.forwards  # whole rows go through the other kernel
     varlen.find_faster(CPU, 4, 2, HEAD)
     package.forwards = package.prefixes = 0
-    chosen = (f"train.compile={str(compiled).lower()}", f"train.share_prefixes={str(shared).lower()}")
 
-    found, stats = gradients(learner(lm, small_config(*settings, *chosen)), rows)
+    found, stats = gradients(learner(lm, small_config(*settings, f"train.compile={str(compiled).lower()}")), rows)
 
     assert relative_difference(found, expected) <= 1e-5
-    assert package.prefixes == (package.forwards if shared else 0)
+    assert package.forwards == package.prefixes > 0
     passes = stats.values["micro_batches"] * len(lm.model.layers)
     assert package.forwards == passes * (2 if checkpointing == "full" else 1)  # selective keeps what attention returns
 
@@ -129,7 +125,9 @@ def test_a_run_looks_for_it_by_itself_and_once(package: Package, caplog: pytest.
         one.step(group_rows(lm, [(40, [(3, 5), (9, 2)])]))
 
     assert package.forwards > 1
-    assert [r.getMessage() for r in caplog.records].count("attention: backward pass by FlashAttention 4") == 1
+    assert [r.getMessage() for r in caplog.records].count(
+        "attention of rows that share a prefix: backward pass by FlashAttention 4"
+    ) == 1
 
 
 def test_a_kernel_that_is_wrong_or_fails_is_left_out_with_the_reason(
@@ -142,7 +140,7 @@ def test_a_kernel_that_is_wrong_or_fails_is_left_out_with_the_reason(
     one = learner(lm, small_config(*FREE))
     one.step(rows)
     one.step(rows)
-    assert package.forwards == 2  # the trial
+    assert package.forwards == 1  # the trial
     assert "it differs from the other kernel by" in caplog.text
 
     varlen._FASTER.clear()
@@ -185,7 +183,9 @@ def test_pytorchs_kernel_gets_as_many_heads_of_keys_as_it_takes(
     assert sums.shape == (4, 9)
 
 
-def test_another_kernel_than_pytorchs_keeps_all_rows(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_rows_through_another_kernel_keep_the_shared_ones_there(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel = varlen.Flash(varlen.FLASH_ATTN, rowattention.rows, True, True, True)
     monkeypatch.setattr(varlen, "flash", lambda: kernel)
 
@@ -222,7 +222,7 @@ def test_it_is_not_there_without_a_gpu_or_where_it_is_switched_off(
     known[0] = flash4.NEEDED - {"window_size"}  # PyTorch 2.10's kernel
     caplog.set_level(logging.INFO, "trainer")
     assert not flash4.available()
-    assert "attention: without FlashAttention 4 (this PyTorch's varlen_attn has no window_size)" in caplog.text
+    assert "without FlashAttention 4 (this PyTorch's varlen_attn has no window_size)" in caplog.text
     known[0] = flash4.NEEDED
     monkeypatch.setenv(flash4.SWITCH, "0")
     assert not flash4.available()

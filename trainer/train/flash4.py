@@ -1,8 +1,9 @@
-"""Attention with FlashAttention 4's backward pass, on Hopper GPUs.
+"""FlashAttention 4's backward pass on Hopper GPUs, for rows that attend to a shared prefix.
 
-The forward pass is PyTorch's kernel: it rounds a row's outputs alike wherever the row lies, so log-probs hardly depend
-on what is shared (by 2e-8 in the mean at most, where it was measured). FlashAttention 4's own forward pass rounds
-otherwise (docs/performance.md).
+The forward pass is PyTorch's kernel, as that of whole rows: it rounds a row's outputs alike wherever the row lies, so
+log-probs hardly depend on what is shared (by 2e-8 in the mean at most, where it was measured). FlashAttention 4's own
+forward pass rounds otherwise, and gradients of whole rows and of shared ones would be as far apart as two ways of
+rounding are (docs/performance.md).
 
 The package is flash-attn-4, which SGLang's environment has. Forward and backward are operations here that torch.compile
 can hold. Kernels are compiled for a number and size of heads where they first run, in some seconds.
@@ -47,7 +48,7 @@ def available() -> bool:
             raise ModuleNotFoundError(f"this PyTorch's varlen_attn has no {', '.join(sorted(missing))}")
         _package()
     except ModuleNotFoundError as error:
-        log.info("attention: without FlashAttention 4 (%s)", error)
+        log.info("attention of rows that share a prefix: without FlashAttention 4 (%s)", error)
         return False
     except Exception as error:  # it loads a compiler and its libraries, which fail in ways of their own
         log.warning("FlashAttention 4 cannot be imported, and is left out (%s: %s)", type(error).__name__, error)
@@ -61,7 +62,7 @@ def run(
 ) -> Tensor:  # fmt: skip
     """See `varlen.Flash.run`; key and value may have fewer heads than query. Raises ValueError for a window."""
     if window is not None:
-        raise ValueError("this kernel is called for layers without a window only")
+        raise ValueError("this kernel is called for whole prefixes only")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return _forward(query, key, value, ends, key_ends, longest, longest_keys, scale)[0]
 
@@ -137,7 +138,7 @@ def takes_groups(device: torch.device, times: int) -> bool:
     except (RuntimeError, ValueError, TypeError) as error:
         fault = f"refuses them ({type(error).__name__}: {error})"[:300]
     if fault:
-        log.info("attention: heads of keys are repeated, since PyTorch's kernel %s", fault)
+        log.info("attention of rows that share a prefix: heads of keys are repeated, since PyTorch's kernel %s", fault)
     return not fault
 
 
@@ -163,8 +164,7 @@ def _backward(
     rows = {"cu_seqlens_q": ends, "cu_seqlens_k": key_ends, "max_seqlen_q": longest, "max_seqlen_k": longest_keys}
     # causal: queries are the last of the keys' positions
     options = {**rows, "softmax_scale": scale, "causal": True}
-    query, key, value, grad = (t.contiguous() for t in (query, key, value, grad))
-    found = _package()._flash_attn_bwd(query, key, value, out, grad, sums, **options)
+    found = _package()._flash_attn_bwd(query, key, value, out, grad.contiguous(), sums, **options)
     return found[0], found[1], found[2]
 
 

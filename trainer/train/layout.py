@@ -211,9 +211,10 @@ class PackedLayout:
         """Keyword arguments of a model's forward pass over this packed row."""
         capped, windowed = families.has_capped_attention(model), any(families.windows(model))
         if not capped and varlen.usable(self.device, dtype, head_size, windowed, self.keyed):
-            varlen.find_faster(self.device, model.num_attention_heads, model.num_key_value_heads, head_size)
             found: dict[str, Any] = {"row_ends": self.ends, "longest_row": self.longest}
             if self.keys is not None:
+                heads = (model.num_attention_heads, model.num_key_value_heads)
+                varlen.find_faster(self.device, *heads, head_size)
                 found |= {"key_index": self.keys.index, "key_ends": self.keys.ends, "longest_keys": self.keys.longest}
             return found
         return {"packed_layout": self}

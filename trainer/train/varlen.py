@@ -2,8 +2,8 @@
 
 The kernel is PyTorch's (`torch.nn.attention.varlen`, from 2.10 on), otherwise flash-attn's where that is installed.
 PyTorch's has options for grouped heads only from 2.13 on, and for sliding windows from 2.11 on. So `flash` tries once,
-before anything is compiled, what the kernel at hand computes correctly. The backward pass is FlashAttention 4's
-(trainer/train/flash4.py) where that is at hand and right, too.
+before anything is compiled, what the kernel at hand computes correctly. The backward pass of rows that attend to a
+shared prefix is FlashAttention 4's (trainer/train/flash4.py) where that is at hand and right, too.
 """
 
 from __future__ import annotations
@@ -103,16 +103,16 @@ def flash() -> Flash | None:
 
 
 def find_faster(device: torch.device, heads: int, kv_heads: int, head_size: int) -> None:
-    """Look once for a faster backward pass, which `attend` then takes where no window is set.
+    """Look once for a faster backward pass of rows that attend to a shared prefix, which `attend` then takes for them.
 
-    Call it before layers are compiled. It compiles that kernel for these heads, in some seconds, and takes it if
-    outputs and gradients are those of the kernel at hand. main.log says which it is.
+    Call it before layers are compiled for such rows. It compiles that kernel for these heads, in some seconds, and
+    takes it if outputs and gradients are those of the kernel for whole rows. main.log says which it is.
     """
     times, kernel = heads // kv_heads, flash()
     if kernel is None or (times, head_size) in _FASTER:
         return
     _FASTER[times, head_size] = None
-    # Its forward pass is PyTorch's kernel: rows of layers with a window must go through no other.
+    # Its forward pass is PyTorch's kernel: that of whole rows must be no other.
     if head_size not in flash4.HEADS or kernel.name == FLASH_ATTN or not flash4.available():
         return
     try:
@@ -121,10 +121,10 @@ def find_faster(device: torch.device, heads: int, kv_heads: int, head_size: int)
     except Exception as error:  # it is compiled here, which fails in ways of its compiler's own
         fault = f"failed with {type(error).__name__}: {error}"[:500]
     if fault:
-        log.warning("FlashAttention 4 is left out, and training is slower for it: it %s", fault)
+        log.warning("FlashAttention 4 is left out, rows that share a prefix are trained more slowly: it %s", fault)
     else:
         _FASTER[times, head_size] = flash4.run
-        log.info("attention: backward pass by FlashAttention 4")
+        log.info("attention of rows that share a prefix: backward pass by FlashAttention 4")
 
 
 def has_faster() -> bool:
@@ -135,9 +135,8 @@ def has_faster() -> bool:
 def _apart(one: Kernel, other: Kernel, device: torch.device, heads: int, kv_heads: int, size: int) -> float:
     """How far outputs and gradients of two kernels are apart, over their norms, the largest of them.
 
-    one gets two whole rows with as many key/value heads as query heads. other gets them with grouped heads, and once
-    more with the second row cut into 300 tokens and 200 that attend to them: several tiles of keys, and more keys than
-    queries.
+    one gets two whole rows with as many key/value heads as query heads, other the second row cut into 300 tokens and
+    200 that attend to them, with grouped heads: several tiles of keys, and more keys than queries.
     """
     generator = torch.Generator(device).manual_seed(0)
     tensors = [
@@ -153,14 +152,11 @@ def _apart(one: Kernel, other: Kernel, device: torch.device, heads: int, kv_head
     times = heads // kv_heads
     with torch.enable_grad():
         keys, values = (t.float().repeat_interleave(times, 1).to(t.dtype) for t in (key, value))
-        outputs = [
-            one(query, keys, values, whole, LENGTH_STEP, whole, LENGTH_STEP, size**-0.5, None),
-            other(query, key, value, whole, LENGTH_STEP, whole, LENGTH_STEP, size**-0.5, None),
-        ]
+        first = one(query, keys, values, whole, LENGTH_STEP, whole, LENGTH_STEP, size**-0.5, None)
         keys, values = _laid_out(key, index), _laid_out(value, index)
-        outputs.append(other(query, keys, values, cut, LENGTH_STEP, seen, LENGTH_STEP, size**-0.5, None))
-        first, *others = [(out, *torch.autograd.grad(out.float().square().sum(), tensors)) for out in outputs]
-    pairs = [pair for found in others for pair in zip(first, found, strict=True)]
+        second = other(query, keys, values, cut, LENGTH_STEP, seen, LENGTH_STEP, size**-0.5, None)
+        grads = [torch.autograd.grad(out.float().square().sum(), tensors) for out in (first, second)]
+    pairs = [(first, second), *zip(*grads, strict=True)]
     return float(torch.stack([(b - a).detach().float().norm() / a.detach().float().norm() for a, b in pairs]).max())
 
 
@@ -201,8 +197,8 @@ def attend(
     if keys is not None:
         key, value = _laid_out(key, keys.index), _laid_out(value, keys.index)
         key_ends, longest_keys = keys.ends, keys.longest
-    if window is None and (faster := _FASTER.get((times, query.shape[-1]))) is not None:
-        run, grouped = faster, True
+        if window is None and (faster := _FASTER.get((times, query.shape[-1]))) is not None:
+            run, grouped = faster, True
     if times > 1 and not grouped:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     return run(query, key, value, ends, longest, key_ends, longest_keys, scale, window)
