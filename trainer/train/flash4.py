@@ -1,4 +1,5 @@
-"""FlashAttention 4's backward pass on Hopper GPUs, for rows that attend to a shared prefix.
+"""FlashAttention 4's backward pass on Hopper GPUs, for rows that may attend to a shared prefix: all rows of a run with
+train.share_prefixes, in which one compilation serves every micro-batch.
 
 The forward pass is PyTorch's kernel, as that of whole rows: it rounds a row's outputs alike wherever the row lies, so
 log-probs hardly depend on what is shared (by 2e-8 in the mean at most, where it was measured). FlashAttention 4's own

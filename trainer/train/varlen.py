@@ -2,8 +2,8 @@
 
 The kernel is PyTorch's (`torch.nn.attention.varlen`, from 2.10 on), otherwise flash-attn's where that is installed.
 PyTorch's has options for grouped heads only from 2.13 on, and for sliding windows from 2.11 on. So `flash` tries once,
-before anything is compiled, what the kernel at hand computes correctly. The backward pass of rows that attend to a
-shared prefix is FlashAttention 4's (trainer/train/flash4.py) where that is at hand and right, too.
+before anything is compiled, what the kernel at hand computes correctly. With train.share_prefixes the backward pass is
+FlashAttention 4's (trainer/train/flash4.py) where that is at hand and right, too.
 """
 
 from __future__ import annotations
