@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from trainer.engines.base import EngineError
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.served import ServedEngine
+from trainer.engines.served_stats import EVALUATES
 from trainer.rollout.batch import distinct_tokens
 from trainer.types import Completion, SamplingParams, packed_ids
 
@@ -131,6 +133,24 @@ def group(shared: int, own: int, count: int, seed: int = 0) -> list[list[int]]:
 async def until(met: Callable[[], bool]) -> None:
     while not met():
         await asyncio.sleep(0.005)
+
+
+def test_a_steps_share_of_cached_prompts_is_without_those_of_an_evaluation(scenario: Scenario) -> None:
+    async def body(rig: Rig) -> None:
+        await rig.add()
+
+        async def evaluate() -> None:
+            EVALUATES.set(True)
+            await asyncio.gather(*(rig.ask(prompt, n) for n, prompt in enumerate(group(300, 100, 4, seed=1))))
+
+        before = replace(rig.engine.stats)
+        await asyncio.create_task(evaluate())
+        assert rig.engine.stats.prompt_tokens == 1600
+        assert rig.engine.stats.cached_share_since(before) is None
+        await asyncio.gather(*(rig.ask(prompt, n) for n, prompt in enumerate(group(400, 100, 8))))
+        assert rig.engine.stats.cached_share_since(before) == 1 - (400 + 8 * 100) / 4000
+
+    scenario(body)
 
 
 def test_prompts_that_come_together_read_what_they_share_once(scenario: Scenario) -> None:

@@ -64,6 +64,22 @@ def test_groups_are_kept_whose_turns_differ_though_their_means_tie() -> None:
     assert taken(sampler) == [sampler.asked[1], sampler.asked[2]]
 
 
+def test_the_prompts_of_an_evaluation_are_not_counted_with_those_of_the_step_after_it() -> None:
+    config = small_config("rollout.batch_size=2", "rollout.group_size=4", "train.total_steps=2")
+    shares = []
+    for evaluated in (0, 3):
+        engine = PARTS.engine()
+        controller = RolloutController(PARTS.agent, engine, config.seed)
+        course = Schedule.of(config, PARTS.source.train_size)
+        parts = (engine, controller, single_world(), PARTS.lm, Any)
+        sampler = EmbeddedSampler(config, PARTS.source, course, *parts)
+        sampler.groups([PARTS.source.train(7 + i) for i in range(evaluated)], SamplingPlan("eval", 1, 0.0))
+        sampler.batch(1)
+        shares.append(sampler.stats()["cached_share"])
+
+    assert shares[0] == shares[1] > 0
+
+
 def test_without_it_the_first_groups_are_taken() -> None:
     sampler = Scored([[1, 1], [0, 1]], None)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from trainer.engines.served_stats import EVALUATES, ServedStats
 from trainer.errors import UserError
 from trainer.rollout import server_sampler
 from trainer.rollout.background import BackgroundLoop
@@ -40,10 +41,15 @@ def sampler_of(groups: Callable[..., Any], fleet: BrokenFleet, loop: BackgroundL
     """A sampler of one rank. groups: in place of the controller's. stop: has something once the run is to stop."""
     sampler = ServedSampler.__new__(ServedSampler)
     served = SimpleNamespace(
-        fleet=fleet, loop=loop, controller=SimpleNamespace(groups=groups), workers=None, engine=None
+        fleet=fleet,
+        loop=loop,
+        controller=SimpleNamespace(groups=groups),
+        workers=None,
+        engine=SimpleNamespace(stats=ServedStats()),
     )
     parts = {"served": served, "world": SimpleNamespace(size=1, broadcast=lambda x: x), "stop": lambda: bool(stop)}
-    parts |= {"config": SimpleNamespace(serving=SimpleNamespace(hang_seconds=0.0))}
+    parts |= {"config": SimpleNamespace(serving=SimpleNamespace(hang_seconds=0.0), refills=False)}
+    parts |= {"_staleness": [], "_dropped": 0, "_score_wait": None, "_reported": ServedStats()}
     parts |= {"_make_publisher": lambda: None, "_publisher": None, "_started": False, "_failure": None}
     for name, value in (parts | {"_changed": asyncio.Event(), "_jobs": set()}).items():
         setattr(sampler, name, value)
@@ -73,6 +79,31 @@ def test_a_run_whose_watch_of_the_servers_ends_is_told_so_at_the_next_groups(
     with pytest.raises(ValueError, match="the watch broke"):
         several()
     assert "has ended" in caplog.text
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_prompts_of_an_evaluation_are_not_counted_with_those_of_the_step_after_it(
+    loop: BackgroundLoop, several: bool
+) -> None:
+    async def groups(*_: Any) -> list[str]:
+        assert EVALUATES.get()
+        stats.prompt_tokens += 1000
+        stats.evaluated_prompt_tokens += 1000
+        return []
+
+    sampler = sampler_of(groups, WatchedFleet(), loop, [])
+    assert sampler.served is not None
+    stats = sampler.served.engine.stats
+
+    if several:
+        assert len(list(sampler.each(cast("Any", [(["one"], None), (["other"], None)])))) == 2
+    else:
+        sampler.groups([], cast("Any", None))
+    assert sampler.stats() == {}
+    stats.prompt_tokens += 10
+    stats.cached_tokens += 5
+
+    assert sampler.stats() == {"cached_share": 0.5}
 
 
 class Asking:

@@ -24,7 +24,7 @@ from typing import Protocol
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.dialect import Dialect, Stretch
 from trainer.engines.http import Server, ServerPool
-from trainer.engines.served_stats import ServedStats
+from trainer.engines.served_stats import EVALUATES, ServedStats
 from trainer.engines.server_updates import ABORT_EVERY, Load, ServerUpdates
 from trainer.engines.sharing import PrefixSharing, at_once
 from trainer.hf_folder import folder_problem
@@ -369,6 +369,9 @@ class ServedEngine:
         self.sharing.answered(sent, _place_of(server, version))
         self.stats.prompt_tokens += stretch.prompt_tokens
         self.stats.cached_tokens += stretch.cached_tokens
+        if EVALUATES.get():
+            self.stats.evaluated_prompt_tokens += stretch.prompt_tokens
+            self.stats.evaluated_served_tokens += stretch.cached_tokens
         self.stats.context_tokens += len(stretch.ids) * (len(ids) + len(stretch.ids) / 2)
         return stretch
 
@@ -387,7 +390,10 @@ class ServedEngine:
             log.debug("a prefix of %d tokens was not read ahead: %s", len(ids), error)
             return None
         self.stats.ahead_requests += 1
-        self.stats.ahead_tokens += stretch.prompt_tokens - stretch.cached_tokens
+        computed = stretch.prompt_tokens - stretch.cached_tokens
+        self.stats.ahead_tokens += computed
+        if EVALUATES.get():
+            self.stats.evaluated_served_tokens -= computed
         # Cut off, or under other weights by now: whoever waited for it looks again.
         own = stretch.version == self.dialect.weights_named(version)
         return _place_of(server, version) if stretch.finish and own and version == server.version else None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
+
+EVALUATES: ContextVar[bool] = ContextVar("EVALUATES", default=False)
+"""Whether requests of this asyncio task are of an evaluation."""
 
 
 @dataclass(slots=True)
 class ServedStats:
     """Running totals. Tokens: `cached_tokens` of the prompt tokens were in a server's prefix cache.
 
+    evaluated_prompt_tokens, evaluated_served_tokens: of `prompt_tokens` and `served_tokens` those of evaluations.
     ahead_requests, ahead_tokens: sent only to have a prefix read, and the tokens that were computed for them; neither
     counts among the requests and prompt tokens. interrupted: responses cut off for an update, which went on
     afterwards. context_tokens: Σ over sampled tokens of the tokens before each. request_seconds: Σ of the time that
@@ -22,6 +27,8 @@ class ServedStats:
     cached_tokens: int = 0
     ahead_requests: int = 0
     ahead_tokens: int = 0
+    evaluated_prompt_tokens: int = 0
+    evaluated_served_tokens: int = 0
     sampled_tokens: int = 0
     interrupted: int = 0
     context_tokens: float = 0.0
@@ -36,3 +43,13 @@ class ServedStats:
     def served_tokens(self) -> int:
         """Prompt tokens that did not have to be computed: those from a cache, less those that were put there for it."""
         return max(0, self.cached_tokens - self.ahead_tokens)  # a server may keep no cache
+
+    def cached_share_since(self, before: ServedStats) -> float | None:
+        """Share of the prompt tokens since then, without those of evaluations, that came from a cache; None: none were
+        sent.
+        """
+        prompts = self.prompt_tokens - before.prompt_tokens
+        prompts -= self.evaluated_prompt_tokens - before.evaluated_prompt_tokens
+        served = self.served_tokens - before.served_tokens
+        served -= self.evaluated_served_tokens - before.evaluated_served_tokens
+        return max(0, served) / prompts if prompts else None

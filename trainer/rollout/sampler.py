@@ -73,7 +73,7 @@ class Sampler(ABC):
         """The step's groups are there and training begins: free what training can use."""
 
     def stats(self) -> dict[str, float]:
-        """Numbers about sampling since the last call, for the step's record."""
+        """Numbers about the sampling for the last batch, for the step's record; that of evaluations is left out."""
         dropped, self._dropped = self._dropped, 0
         numbers = {"refilled_groups": float(dropped)} if self.config.refills else {}
         return numbers | ({} if self._score_wait is None else {"judge_wait_s": self._score_wait})
@@ -111,6 +111,10 @@ class EmbeddedSampler(Sampler):
         self.replica, self.policy = replica, policy
         self._reported = (0, 0)
 
+    def _totals(self) -> tuple[int, int]:
+        """Prompt tokens of this rank's engine until now, and those of them that it computed."""
+        return self.engine.stats.prompt_tokens, self.engine.stats.prefilled_tokens
+
     def groups(self, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
         """See Sampler."""
         return shared_groups(self.controller, self.world, tasks, plan)
@@ -119,6 +123,7 @@ class EmbeddedSampler(Sampler):
         """See Sampler; with dynamic sampling in rounds, until enough groups have something to learn from."""
         c, numbers, plan = self.config.rollout, self.cursor.numbers(), self.plan(number)
         self.controller.meter.take()  # of an evaluation before
+        self._reported = self._totals()
         kept: list[Group] = []
         spare: list[Group] = []
         consumed: list[int] = []
@@ -144,9 +149,8 @@ class EmbeddedSampler(Sampler):
 
     def stats(self) -> dict[str, float]:
         """See Sampler."""
-        done, before = self.engine.stats, self._reported
-        self._reported = (done.prompt_tokens, done.prefilled_tokens)
-        mine = [now - then for now, then in zip(self._reported, before, strict=True)]
+        now, before = self._totals(), self._reported
+        mine = [one - other for one, other in zip(now, before, strict=True)]
         prompts, computed = (sum(one) for one in zip(*self.world.gather(mine), strict=True))
         return super().stats() | ({"cached_share": 1 - computed / prompts} if prompts else {})
 

@@ -21,7 +21,7 @@ from trainer.config import RunConfig
 from trainer.engines.base import EngineGoneError
 from trainer.engines.hang_watch import watch_for_hangs
 from trainer.engines.served import ServedEngine
-from trainer.engines.served_stats import ServedStats
+from trainer.engines.served_stats import EVALUATES, ServedStats
 from trainer.errors import UserError
 from trainer.judge.priority_limiter import ORDER
 from trainer.placement import gpus_per_server
@@ -190,8 +190,8 @@ class ServedSampler(Sampler):
             if self.served.workers is not None:
                 now = self.served.workers.stats(now)
             self._reported = now
-            prompts, cached = now.prompt_tokens - before.prompt_tokens, now.served_tokens - before.served_tokens
-            numbers |= {"cached_share": cached / prompts} if prompts else {}
+            share = now.cached_share_since(before)
+            numbers |= {} if share is None else {"cached_share": share}
             numbers |= self._decoding(self.served, now, before)
         return numbers
 
@@ -251,8 +251,10 @@ class ServedSampler(Sampler):
             self._changed.set()
 
     async def _groups(self, served: Served, tasks: Sequence[Task], plan: SamplingPlan) -> list[Group]:
+        """What `groups` and `each` ask for: tasks of an evaluation."""
         if self._failure is not None:
             raise self._failure
+        EVALUATES.set(True)
         return await served.controller.groups(tasks, plan)
 
     def _give_up(self, jobs: Sequence[asyncio.Task[Any]]) -> None:
