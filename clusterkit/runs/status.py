@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +110,28 @@ def find_run(
     require_listable(fileroot, user)
     others = runs(fileroot, user=user)
     if others:
-        alike = [run for run in others if not experiment and run.experiment == trial]  # its name in place of a trial's
-        names = ", ".join(run.name for run in (alike or others)[-5:])
+        shown = (_alike(others, experiment, trial) or others)[-5:]
+        names = ", ".join(run.name for run in shown)
+        more = f" (`clusterkit runs` shows all {len(others)})" if len(others) > len(shown) else ""
         pattern = f"{experiment or '*'}/{trial or '*'}"
-        raise RunError(f"no run {pattern} under {fileroot}. Name one of these: {names}")
+        raise RunError(f"no run {pattern} under {fileroot}. Name one of these: {names}{more}")
     raise RunError(
         f"no runs found under {fileroot}{f' of user {user}' if user else ''}: start one with "
         "`clusterkit train --preset tiny`, or point to another folder with --fileroot FOLDER"
     )
+
+
+def _alike(others: Sequence[RunDirectory], experiment: str | None, trial: str | None) -> list[RunDirectory]:
+    """Those whose names are nearly what was typed: EXPERIMENT/TRIAL, or one of the two in place of a trial."""
+    if experiment:
+        typed, named = (
+            f"{experiment}/{trial or ''}",
+            [{f"{run.experiment}/{run.trial if trial else ''}"} for run in others],
+        )
+    else:
+        typed, named = trial or "", [{run.trial, run.experiment} for run in others]
+    near = set(get_close_matches(typed, set().union(*named), 5))
+    return [run for run, names in zip(others, named, strict=True) if names & near]
 
 
 def observe(

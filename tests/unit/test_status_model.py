@@ -334,8 +334,11 @@ def test_no_runs_is_an_error_that_says_how_to_start_one(tmp_path: Path) -> None:
         find_run(tmp_path, "other")
     for number in range(6):
         RunWriter(tmp_path, trial=f"later{number}", experiment="e")
-    with pytest.raises(RunError, match=r"Name one of these: tiny-recall/run1$"):
-        find_run(tmp_path, trial="tiny-recall")
+    for typed in ((None, "tiny-recall"), (None, "tiny-recal"), ("tiny-recal", "run1"), ("tiny-recal", None)):
+        with pytest.raises(RunError, match=r"Name one of these: tiny-recall/run1 \(`clusterkit runs` shows all 7\)$"):
+            find_run(tmp_path, *typed)
+    with pytest.raises(RunError, match=r"Name one of these: e/later1, e/later2, e/later3, e/later4, e/later5 \("):
+        find_run(tmp_path, trial="nothing-alike")
 
 
 def _set_age(path: Path, when: float) -> None:
