@@ -118,7 +118,10 @@ def check_batch(config: RunConfig) -> list[Finding]:
 
 
 def check_prefixes(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -> list[Finding]:
-    """Report what training computes of the rows, and whether a micro-batch has room for those that begin alike."""
+    """Report what training computes of the rows, and whether a micro-batch has room for those that begin alike.
+
+    Tokens are those of the rank with most, which the others wait for.
+    """
     allocation = config.allocation
     if allocation is None or allocation.training is None or config.trainer.type != "grpo":
         return []
@@ -134,18 +137,18 @@ def check_prefixes(config: RunConfig, shape: ModelShape | None, gpu_memory: int)
         return usage + (RELEASED if allocation.colocated else 0)
 
     tokens = computed_tokens(config, turns)
-    computes = f"training computes {tokens.computed / tokens.whole:.0%} of the rows' tokens"
+    computes = f"training computes {tokens.waited_for / tokens.whole:.0%} of the rows' tokens"
     if tokens.waited_for > SELDOM_MORE * tokens.computed:
         over = tokens.waited_for / tokens.computed
-        computes += f", the busiest of {training_ranks(config)} ranks {over:.1f} times as many as the mean"
+        computes += f" on the busiest of {training_ranks(config)} ranks, {over:.1f} times the mean"
     need = f"{config.rollout.group_size} rows that begin alike need up to {room} tokens of a micro-batch"
     sizes = range(ROUND * -(-room // ROUND), now, -ROUND)
-    if not sizes or tokens.computed < SELDOM_MORE * computed_tokens(config, turns, sizes[0]).computed:
+    if not sizes or tokens.waited_for < SELDOM_MORE * computed_tokens(config, turns, sizes[0]).waited_for:
         return [_ok("prefixes", f"{need}; {computes} (responses {length:.0%} of their limit)")]
     message = f"{need}, and it holds {now}, so what they begin with is computed several times: {computes}"
     size = next((size for size in sizes if needed(size) <= (1 - ROOM) * gpu_memory), now)
-    better = computed_tokens(config, turns, size).computed
-    if tokens.computed < SELDOM_MORE * better:
+    better = computed_tokens(config, turns, size).waited_for
+    if tokens.waited_for < SELDOM_MORE * better:
         return [_ok("prefixes", f"{message}; a GPU has no room for one that helps")]
     takes = f", which takes {_gib(needed(size))} of a training GPU" if shape else ""
     message += f", with {size} {better / tokens.whole:.0%} (responses {length:.0%} of their limit)"

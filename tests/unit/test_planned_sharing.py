@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from plans import level_of, message_of
 
@@ -77,6 +79,17 @@ def test_micro_batches_that_a_group_has_no_room_in_are_told_with_a_size_that_it_
     assert level_of(roomy, "prefixes") == [Level.OK]
     after, before = (plan.expected[0].parts["training"] for plan in (roomy, small))
     assert after.high < 0.85 * before.high
+
+
+def test_what_a_larger_size_saves_is_that_of_the_rank_that_the_others_wait_for() -> None:
+    small, roomy = (
+        message_of(plan_preset("7B_n4", "memagent", [SECTION_FIRST, *size]), "prefixes")
+        for size in ((), ("train.max_tokens_per_mb=38912",))
+    )
+
+    share = re.search(r"training computes (\d+)% of the rows' tokens on the busiest of 32 ranks", roomy)
+    assert share is not None
+    assert f"with 38912 {share[1]}%" in small
 
 
 def test_a_size_is_proposed_that_a_small_gpu_has_room_for() -> None:
