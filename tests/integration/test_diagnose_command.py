@@ -126,12 +126,23 @@ def test_the_changes_of_a_complete_run_are_for_a_new_trial(tmp_path: Path) -> No
     assert "rollout.share_prefixes=true: clusterkit train" in line
     refused = run_clusterkit("diagnose", "--fileroot", str(tmp_path), "--apply")
     assert refused.returncode == 1
-    command = refused.stderr.partition("For a new trial with the changes: ")[2]
-    assert command.strip() == line.partition(": ")[2]
+    command = refused.stderr.partition("For a new trial with rollout.share_prefixes=true: ")[2].strip()
+    assert command == line.partition("=true: ")[2]
+    assert "rollout.share_prefixes=true" in command
     assert "trial_name=run1-2" in command
     assert not (writer.run.logs / "overrides.yaml").exists()
     done = run_clusterkit(*shlex.split(command)[1:], "--dry-run", "--json")
     assert json.loads(done.stdout)["config"]["rollout"]["share_prefixes"], done.stderr
+
+
+def test_what_must_stay_in_a_complete_run_is_for_a_new_trial_too(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path).config("servers.engine=vllm").attempt()
+    writer.steps(1, 8, cached_share=0.2, shareable_share=0.23).recover(8).finish("completed", 8)
+    refused = run_clusterkit("diagnose", "--fileroot", str(tmp_path), "--apply")
+    assert refused.returncode == 1
+    command = refused.stderr.partition("For a new trial with agent.prompt_order=section_first: ")[2].strip()
+    done = run_clusterkit(*shlex.split(command)[1:], "--dry-run", "--json")
+    assert json.loads(done.stdout)["config"]["agent"]["prompt_order"] == "section_first", done.stderr
 
 
 @pytest.mark.parametrize(

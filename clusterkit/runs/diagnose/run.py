@@ -221,10 +221,11 @@ def train_command(run: RunDirectory, config: RunConfig | None, changes: list[Cha
     # Submission to a cluster sets the latter two.
     set_otherwise = {"preset", "task.name", "fileroot", "experiment_name"}
     set_otherwise |= {"mode", "cache_dir"} if config.mode == "ray" else set()
+    changed = {change.key for change in changes}  # typed where they are the preset's, too: they were announced
     typed = [
         f"{key}={setting_text(value)}"
         for key, value in values.items()
-        if key not in set_otherwise and plain[key] != value
+        if key not in set_otherwise and (plain[key] != value or key in changed)
     ]
     if run.experiment != plain["experiment_name"]:
         typed.append(f"experiment_name={run.experiment}")
