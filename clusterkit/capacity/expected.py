@@ -287,7 +287,9 @@ class _Step:
             found.append(f"training on more than {MOST_MEASURED} GPUs")
         tokens = self._tokens(0)
         if (once := tokens.whole / tokens.computed) > MOST_SHARED:
-            found.append(f"one token of {once:.1f} computed in training (of {MOST_SHARED:g} measured)")
+            found.append(
+                f"training that computes one in {once:.1f} of the rows' tokens (one in {MOST_SHARED:g} was measured)"
+            )
         if self.config.n_nodes > 1:
             found.append(f"several hosts with {NETWORK[self.gpu.name] * 8 / 1e9:.0f} Gbit/s for every GPU")
         return found

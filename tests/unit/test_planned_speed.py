@@ -152,7 +152,7 @@ def test_more_sharing_than_was_measured_is_said_to_be(tmp_path: Path) -> None:
     config.agent.prompt_order = "section_first"
 
     (found,) = parts_of(config).taken_over
-    assert "computed in training (of 3 measured)" in found
+    assert "(one in 3 was measured)" in found
 
 
 def test_pieces_take_the_time_of_recomputed_layers_and_the_way_to_the_host_more(tmp_path: Path) -> None:
