@@ -25,7 +25,7 @@ from trainer.engines.base import EngineError
 from trainer.engines.dialects import make_dialect
 from trainer.engines.http import Limits, Server, ServerPool
 from trainer.engines.served import ServedEngine
-from trainer.engines.served_stats import EVALUATES
+from trainer.engines.served_stats import EVALUATES, ServedStats
 from trainer.rollout.batch import distinct_tokens
 from trainer.types import Completion, SamplingParams, packed_ids
 
@@ -50,6 +50,7 @@ class RadixServer:
         self.answering.set()
         self.aborted = asyncio.Event()
         self.fault: Answer | None = None
+        self.caches = True  # False: it keeps no cache, as with --disable-radix-cache
 
     async def __call__(self, _method: str, path: str, body: dict[str, Any]) -> Answer:
         route = path.partition("?")[0]
@@ -71,7 +72,7 @@ class RadixServer:
             fault, self.fault = self.fault, None
             return fault
         cached = max((common(ids, known) for known in self.read), default=0)
-        cached = min(cached, len(ids) - 1)
+        cached = min(cached, len(ids) - 1) * self.caches
         finish = "length"
         for event in () if probing else (self.gate, self.answering)[: 1 if wanted == 1 else 2]:
             waits = [asyncio.create_task(one.wait()) for one in (event, self.aborted)]
@@ -149,6 +150,47 @@ def test_a_steps_share_of_cached_prompts_is_without_those_of_an_evaluation(scena
         assert rig.engine.stats.cached_share_since(before) is None
         await asyncio.gather(*(rig.ask(prompt, n) for n, prompt in enumerate(group(400, 100, 8))))
         assert rig.engine.stats.cached_share_since(before) == 1 - (400 + 8 * 100) / 4000
+
+    scenario(body)
+
+
+def test_an_evaluation_on_a_server_that_keeps_no_cache_gives_a_step_no_share_of_one(scenario: Scenario) -> None:
+    async def body(rig: Rig) -> None:
+        (await rig.add()).caches = False
+
+        async def evaluate() -> None:
+            EVALUATES.set(True)
+            await asyncio.gather(*(rig.ask(prompt, n) for n, prompt in enumerate(group(2000, 100, 4, seed=1))))
+
+        await asyncio.create_task(evaluate())
+        assert rig.engine.stats.ahead_tokens == rig.engine.stats.evaluated_ahead_tokens == 2000
+        await asyncio.gather(*(rig.ask(prompt, n) for n, prompt in enumerate(group(0, 500, 8))))
+        assert rig.engine.stats.cached_share_since(ServedStats()) == 0
+
+    scenario(body)
+
+
+def test_a_prefix_is_read_ahead_for_whoever_announced_it(scenario: Scenario) -> None:
+    """Although the request of an evaluation comes between, after which it is looked at."""
+
+    async def body(rig: Rig) -> None:
+        radix = await rig.add()
+        rig.engine.sharing.ahead = True
+        radix.answering.clear()
+        under_way = rig.ask(ids(300, 5), key="step")
+        await until(lambda: len(radix.prompts) == 1)
+
+        async def evaluate() -> None:
+            EVALUATES.set(True)
+            await rig.ask(ids(200, 6), key="evaluation")
+
+        rig.engine.prefetch(ids(400, 7), key="step")
+        evaluation = asyncio.create_task(evaluate())
+        await until(lambda: radix.prefixes == [ids(400, 7)])
+        radix.answering.set()
+        await asyncio.gather(under_way, evaluation)
+        await until(lambda: rig.engine.stats.ahead_tokens == 400)
+        assert rig.engine.stats.evaluated_ahead_tokens == 0
 
     scenario(body)
 

@@ -371,7 +371,7 @@ class ServedEngine:
         self.stats.cached_tokens += stretch.cached_tokens
         if EVALUATES.get():
             self.stats.evaluated_prompt_tokens += stretch.prompt_tokens
-            self.stats.evaluated_served_tokens += stretch.cached_tokens
+            self.stats.evaluated_cached_tokens += stretch.cached_tokens
         self.stats.context_tokens += len(stretch.ids) * (len(ids) + len(stretch.ids) / 2)
         return stretch
 
@@ -393,7 +393,7 @@ class ServedEngine:
         computed = stretch.prompt_tokens - stretch.cached_tokens
         self.stats.ahead_tokens += computed
         if EVALUATES.get():
-            self.stats.evaluated_served_tokens -= computed
+            self.stats.evaluated_ahead_tokens += computed
         # Cut off, or under other weights by now: whoever waited for it looks again.
         own = stretch.version == self.dialect.weights_named(version)
         return _place_of(server, version) if stretch.finish and own and version == server.version else None

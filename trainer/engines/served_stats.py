@@ -13,7 +13,8 @@ EVALUATES: ContextVar[bool] = ContextVar("EVALUATES", default=False)
 class ServedStats:
     """Running totals. Tokens: `cached_tokens` of the prompt tokens were in a server's prefix cache.
 
-    evaluated_prompt_tokens, evaluated_served_tokens: of `prompt_tokens` and `served_tokens` those of evaluations.
+    evaluated_prompt_tokens, evaluated_cached_tokens, evaluated_ahead_tokens: of those of that name without `evaluated`
+    the ones of evaluations.
     ahead_requests, ahead_tokens: sent only to have a prefix read, and the tokens that were computed for them; neither
     counts among the requests and prompt tokens. interrupted: responses cut off for an update, which went on
     afterwards. context_tokens: Σ over sampled tokens of the tokens before each. request_seconds: Σ of the time that
@@ -28,7 +29,8 @@ class ServedStats:
     ahead_requests: int = 0
     ahead_tokens: int = 0
     evaluated_prompt_tokens: int = 0
-    evaluated_served_tokens: int = 0
+    evaluated_cached_tokens: int = 0
+    evaluated_ahead_tokens: int = 0
     sampled_tokens: int = 0
     interrupted: int = 0
     context_tokens: float = 0.0
@@ -48,8 +50,11 @@ class ServedStats:
         """Share of the prompt tokens since then, without those of evaluations, that came from a cache; None: none were
         sent.
         """
-        prompts = self.prompt_tokens - before.prompt_tokens
-        prompts -= self.evaluated_prompt_tokens - before.evaluated_prompt_tokens
-        served = self.served_tokens - before.served_tokens
-        served -= self.evaluated_served_tokens - before.evaluated_served_tokens
-        return max(0, served) / prompts if prompts else None
+
+        def counted(name: str) -> int:
+            now, then = (getattr(one, name) - getattr(one, f"evaluated_{name}") for one in (self, before))
+            return int(now - then)
+
+        prompts = counted("prompt_tokens")
+        served = counted("cached_tokens") - counted("ahead_tokens")
+        return min(1.0, max(0, served) / prompts) if prompts else None

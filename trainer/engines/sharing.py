@@ -24,6 +24,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainer.engines.served_stats import EVALUATES
+
 log = logging.getLogger(__name__)
 
 Ids = npt.NDArray[np.int32]
@@ -54,6 +56,7 @@ class _Prefix:
         ids: the tokens, [length].
         state: expected (announced, not read), sent (a whole prompt under way, read at an unknown time), reading, read.
         place: server and weights that have read it; None until then.
+        evaluates: whether it was named first by an evaluation, to which reading it is counted.
         announced: the agent announced it, so no other prompt shares what follows it.
         used: another prompt began with at least half of it.
     """
@@ -64,6 +67,7 @@ class _Prefix:
     announced: bool = False
     used: bool = False
     job: asyncio.Task[None] | None = None
+    evaluates: bool = field(default_factory=EVALUATES.get)
 
     def is_at(self, place: Hashable) -> bool:
         return self.state == "read" and self.place == place
@@ -266,6 +270,7 @@ class PrefixSharing:
         return prefix
 
     async def _read(self, group: _Group, prefix: _Prefix, key: str) -> None:
+        EVALUATES.set(prefix.evaluates)  # another request may have had it looked at
         place: Hashable = None
         try:
             place = await self._read_ids(prefix.ids.tolist(), key)

@@ -73,7 +73,9 @@ class Sampler(ABC):
         """The step's groups are there and training begins: free what training can use."""
 
     def stats(self) -> dict[str, float]:
-        """Numbers about the sampling for the last batch, for the step's record; that of evaluations is left out."""
+        """Numbers about sampling since the last call, for the step's record. `cached_share` leaves evaluations out; the
+        speed is that of all requests.
+        """
         dropped, self._dropped = self._dropped, 0
         numbers = {"refilled_groups": float(dropped)} if self.config.refills else {}
         return numbers | ({} if self._score_wait is None else {"judge_wait_s": self._score_wait})
