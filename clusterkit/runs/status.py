@@ -122,16 +122,17 @@ def find_run(
 
 
 def _alike(others: Sequence[RunDirectory], experiment: str | None, trial: str | None) -> list[RunDirectory]:
-    """Those whose names are nearly what was typed: EXPERIMENT/TRIAL, or one of the two in place of a trial."""
-    if experiment:
-        typed, named = (
-            f"{experiment}/{trial or ''}",
-            [{f"{run.experiment}/{run.trial if trial else ''}"} for run in others],
-        )
-    else:
-        typed, named = trial or "", [{run.trial, run.experiment} for run in others]
-    near = set(get_close_matches(typed, set().union(*named), 5))
-    return [run for run, names in zip(others, named, strict=True) if names & near]
+    """Those whose names are nearly what was typed, the nearest last: of the experiment, if there is such a one, else
+    with a name like it. What was typed as a trial may be an experiment's.
+    """
+    named = [run for run in others if run.experiment == (experiment or trial)]
+    if experiment is None or trial is None:
+        typed = experiment or trial or ""
+        near = get_close_matches(typed, {name for run in others for name in (run.experiment, run.trial)}, 5)
+        return named or [run for run in others if run.experiment in near or run.trial in near]
+    among = {run.name: run for run in named or others}
+    near = get_close_matches(f"{experiment}/{trial}", among, 5)
+    return [among[name] for name in reversed(near)] or named
 
 
 def observe(

@@ -338,7 +338,15 @@ def test_no_runs_is_an_error_that_says_how_to_start_one(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"Name one of these: tiny-recall/run1 \(`clusterkit runs` shows all 7\)$"):
             find_run(tmp_path, *typed)
     with pytest.raises(RunError, match=r"Name one of these: e/later1, e/later2, e/later3, e/later4, e/later5 \("):
-        find_run(tmp_path, trial="nothing-alike")
+        find_run(tmp_path, "e", "zz")  # the experiment's own
+    for number in range(6):
+        RunWriter(tmp_path, trial=f"run{number}", experiment="tiny-recall2")
+    with pytest.raises(RunError, match=r"Name one of these: tiny-recall/run1 \("):
+        find_run(tmp_path, trial="tiny-recall")
+    with pytest.raises(RunError, match=r"Name one of these: .*, tiny-recall2/run3 \("):
+        find_run(tmp_path, "tiny-recal2", "run3")
+    with pytest.raises(RunError, match=r"Name one of these: e/later1, e/later2, e/later3, e/later4, e/later5 \("):
+        find_run(tmp_path, "e", "nothing-alike")
 
 
 def _set_age(path: Path, when: float) -> None:
