@@ -120,7 +120,7 @@ def check_batch(config: RunConfig) -> list[Finding]:
 def check_prefixes(config: RunConfig, shape: ModelShape | None, gpu_memory: int) -> list[Finding]:
     """Report what training computes of the rows, and whether a micro-batch has room for those that begin alike.
 
-    Tokens are those of the rank with most, which the others wait for.
+    Its time is that of the rank with most tokens, which the others wait for.
     """
     allocation = config.allocation
     if allocation is None or allocation.training is None or config.trainer.type != "grpo":
@@ -137,10 +137,10 @@ def check_prefixes(config: RunConfig, shape: ModelShape | None, gpu_memory: int)
         return usage + (RELEASED if allocation.colocated else 0)
 
     tokens = computed_tokens(config, turns)
-    computes = f"training computes {tokens.waited_for / tokens.whole:.0%} of the rows' tokens"
+    computes = f"training takes the time of {tokens.waited_for / tokens.whole:.0%} of the rows' tokens"
     if tokens.waited_for > SELDOM_MORE * tokens.computed:
         over = tokens.waited_for / tokens.computed
-        computes += f" on the busiest of {training_ranks(config)} ranks, {over:.1f} times the mean"
+        computes += f", as the busiest of {training_ranks(config)} ranks computes {over:.1f} times the mean"
     need = f"{config.rollout.group_size} rows that begin alike need up to {room} tokens of a micro-batch"
     sizes = range(ROUND * -(-room // ROUND), now, -ROUND)
     if not sizes or tokens.waited_for < SELDOM_MORE * computed_tokens(config, turns, sizes[0]).waited_for:

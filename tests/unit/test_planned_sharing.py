@@ -87,7 +87,7 @@ def test_what_a_larger_size_saves_is_that_of_the_rank_that_the_others_wait_for()
         for size in ((), ("train.max_tokens_per_mb=38912",))
     )
 
-    share = re.search(r"training computes (\d+)% of the rows' tokens on the busiest of 32 ranks", roomy)
+    share = re.search(r"takes the time of (\d+)% of the rows' tokens, as the busiest of 32 ranks", roomy)
     assert share is not None
     assert f"with 38912 {share[1]}%" in small
 

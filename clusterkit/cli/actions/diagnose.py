@@ -10,7 +10,6 @@ from clusterkit.backends.records import Runs, errors_with_original_paths
 from clusterkit.backends.table import open_backend
 from clusterkit.cli.actions.target import place_of_run
 from clusterkit.cli.runoptions import RunOptions
-from clusterkit.config.fields import setting_text
 from clusterkit.runs.diagnose.applied import apply_changes, overrides_file
 from clusterkit.runs.diagnose.run import Diagnosis, diagnose_log, diagnose_run, train_command
 from clusterkit.runs.diagnose.view import diagnosis_lines
@@ -56,12 +55,12 @@ def _apply(diagnosis: Diagnosis, backend: Backend, runs: Runs) -> tuple[dict[str
             f"Stop it first (clusterkit stop {backend.words(run)}{'' if backend.where else ', or Ctrl-C'}), "
             "then repeat this command"
         )
-    changes = [*(change for change, _ in diagnosis.applicable), *diagnosis.for_new_trial]
-    if changes and diagnosis.is_complete:
-        named = ", ".join(f"{change.key}={setting_text(change.proposed)}" for change in changes)
+    if diagnosis.is_complete and diagnosis.for_new_trial:
+        command = (
+            diagnosis.new_trial(diagnosis.for_new_trial) or "add what `clusterkit diagnose` says and trial_name=NEW"
+        )
         raise RunError(
-            f"{run.name} is complete: nothing is left to train, and nothing was applied. "
-            f"For a new trial with {named}: {diagnosis.new_trial(changes) or 'add it and trial_name=NEW'}"
+            f"{run.name} is complete: nothing is left to train, and nothing was applied. For a new trial: {command}"
         )
     if not diagnosis.applicable:
         new = ", ".join(f"{change.key}={change.proposed}" for change in diagnosis.for_new_trial)

@@ -87,9 +87,9 @@ class Diagnosis:
 
     @property
     def applicable(self) -> list[tuple[Change, str]]:
-        """The changes that `--apply` writes: one for each cause, with its reason."""
+        """The changes that `--apply` writes: one for each cause, with its reason. None for a complete run."""
         chosen: dict[str, tuple[Change, str]] = {}
-        for finding in self.findings:
+        for finding in () if self.is_complete else self.findings:
             change = finding.applicable
             if change is not None:
                 chosen.setdefault(change.key, (change, finding.id + (f", {finding.phase}" if finding.phase else "")))
@@ -108,11 +108,11 @@ class Diagnosis:
 
     @property
     def for_new_trial(self) -> list[Change]:
-        """The first change of every cause that needs a new trial."""
+        """The first change of every cause that needs a new trial, as all do of a complete run."""
         chosen: dict[str, Change] = {}
         for finding in self.findings:
             first = next((change for change in finding.changes if change.kind == "setting"), None)
-            if first is not None and first.new_trial and not finding.follows:
+            if first is not None and (first.new_trial or self.is_complete) and not finding.follows:
                 chosen.setdefault(first.key, first)
         return list(chosen.values())
 

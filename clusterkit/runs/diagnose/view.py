@@ -148,23 +148,17 @@ def _next_lines(diagnosis: Diagnosis) -> list[str]:
     lines = []
     if diagnosis.applicable:
         changes = ", ".join(f"{change.key}={setting_text(change.proposed)}" for change, _ in diagnosis.applicable)
-        if diagnosis.is_complete:
-            command = diagnosis.new_trial([change for change, _ in diagnosis.applicable])
-            lines.append(
-                f"The run is complete. For a new trial with {changes}: {command or 'add it and trial_name=NEW'}"
-            )
-        elif diagnosis.is_applied:
+        if diagnosis.is_applied:
             command = train_command(run, config, []) or "the same `clusterkit train` command as before"
             lines.append(f"{changes} is applied already. Go on with: {command}")
         else:
             lines.append(f"To go on with {changes}: {diagnose_command(run, '--apply')}")
     needs = diagnosis.for_new_trial
     if needs:
+        command = diagnosis.new_trial(needs) or "add it and trial_name=NEW"
         keys = ", ".join(change.key for change in needs)
-        command = diagnosis.new_trial(needs)
-        lines.append(
-            f"{keys} must stay the same while a run goes on. For a new trial: {command or 'add it and trial_name=NEW'}"
-        )
+        why = "The run is complete" if diagnosis.is_complete else f"{keys} must stay the same while a run goes on"
+        lines.append(f"{why}. For a new trial: {command}")
     return lines
 
 
