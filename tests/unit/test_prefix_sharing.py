@@ -487,17 +487,6 @@ def test_an_engine_is_used_from_another_event_loop_after_one_that_broke_off(tmp_
     asyncio.run(serve(whole))
 
 
-def test_distinct_tokens_are_those_of_the_tree() -> None:
-    assert distinct_tokens([]) == 0
-    few = [[1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 4, 5], [7]]
-    assert distinct_tokens([packed_ids(prompt, ()) for prompt in few]) == 6
-    draw = np.random.default_rng(0)
-    for _ in range(50):
-        prompts = [draw.integers(0, 3, draw.integers(0, 9)).tolist() for _ in range(12)]
-        tree = {tuple(prompt[:n]) for prompt in prompts for n in range(1, len(prompt) + 1)}
-        assert distinct_tokens([packed_ids(prompt, ()) for prompt in prompts]) == len(tree)
-
-
 def test_beginnings_are_those_of_groups_and_leave_a_token() -> None:
     groups = [group(100, 20, 4), group(80, 60, 2, seed=1), [ids(50, 77)]]
     prompts = [prompt for one in groups for prompt in one]

@@ -24,10 +24,10 @@ from trainer.config_tasks import MathConfig
 from trainer.engines.base import EngineError, EngineGoneError
 from trainer.engines.http import HangsServersError
 from trainer.errors import RunError, UserError
-from trainer.rollout.batch import RewardMetrics, make_batch, turn_rows
+from trainer.rollout.batch import RewardMetrics, distinct_tokens, make_batch, turn_rows
 from trainer.rollout.controller import RolloutController, RolloutInterruptedError, SamplingPlan
 from trainer.rollout.record import write_rollouts
-from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards
+from trainer.types import Completion, Group, Row, SamplingParams, Task, Trajectory, Turn, TurnRewards, packed_ids
 
 PARTS = small_parts()
 GROUPS = PARTS.rollouts()
@@ -418,3 +418,14 @@ def test_records_take_what_json_does_not_know(tmp_path: Path) -> None:
     plain = {"scores": [0, 1], "one": 1.5, "path": str(tmp_path)}
     assert [one["details"] for one in group] == [{**plain, "by": [{"3": 1, "(1, 2)": 2}], "torn": "a?b"}] * 2
     assert [one["metrics"] for one in group] == [{"mine": 0.5}] * 2
+
+
+def test_distinct_tokens_are_those_of_the_tree() -> None:
+    assert distinct_tokens([]) == 0
+    few = [[1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 4, 5], [7]]
+    assert distinct_tokens([packed_ids(prompt, ()) for prompt in few]) == 6
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        prompts = [draw.integers(0, 3, draw.integers(0, 9)).tolist() for _ in range(12)]
+        tree = {tuple(prompt[:n]) for prompt in prompts for n in range(1, len(prompt) + 1)}
+        assert distinct_tokens([packed_ids(prompt, ()) for prompt in prompts]) == len(tree)
